@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "daemon/bandwidth/due_first.h"
-#include "daemon/bandwidth/fair_shares.h"
+#include "daemon/bandwidth/shares.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 

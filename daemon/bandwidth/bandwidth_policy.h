@@ -7,8 +7,8 @@
 //   1. A promised flow gets what it wants up to its floor: the bytes of its
 //      rate in the window, plus those of the last kPeriod that it did not use.
 //   2. The rest is lent, first to copies that a fair share would make late
-//      (due_first.h), in the order of their deadlines,
-//   3. and then in weighted max-min shares (fair_shares.h).
+//      (shares.h), in the order of their deadlines,
+//   3. and then in weighted max-min shares (shares.h).
 //
 // In round 1 the shares of promised flows rise in proportion to their rates,
 // and the caller promises less than a channel carries. So every promise is kept
