@@ -10,7 +10,7 @@
 #include <memory>
 #include <utility>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/core/node/types.h"
 #include "daemon/table_reader.h"
 #include "proto/base/status.h"
@@ -309,7 +309,8 @@ class ConfigReader {
 
   absl::Status CheckLinks() const {
     SLUICE_RETURN_IF_ERROR(CheckParents());
-    if (const auto made = TopologyOf(config_.sim.links); !made.ok()) {
+    if (const auto made = bandwidth::Topology::Make(config_.sim.links);
+        !made.ok()) {
       return Bad("{}", std::string(made.status().message()));
     }
     const SimSettings& sim = config_.sim;

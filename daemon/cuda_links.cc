@@ -9,7 +9,7 @@
 #include <fstream>
 
 #include "absl/status/statusor.h"
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "kernels/device/driver.h"
 #include "proto/base/ids.h"
 #include "proto/base/status.h"
@@ -82,7 +82,7 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                         SpeedText("d2h", each.d2h_bytes_per_second),
                         SpeedText("both", each.both_bytes_per_second));
   }
-  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  SLUICE_RETURN_IF_ERROR(bandwidth::Topology::Make(node.config.links).status());
   return text;
 }
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/quota/principal.h"
 #include "proto/base/find.h"
 #include "proto/base/ids.h"
@@ -101,18 +102,6 @@ struct LateCopies {
   bool operator==(const LateCopies&) const = default;
 };
 using LateDirections = std::array<LateCopies, 2>;  // kH2d and kD2h
-
-// The speed of a link, bytes per second; 0: not known or not limited.
-struct LinkSpeed {
-  std::string name;
-  double h2d_bytes_per_second = 0;
-  double d2h_bytes_per_second = 0;
-  // The link above this one, such as a PCIe switch's; empty: none.
-  std::string parent;
-  // Limit of both directions together, besides the limit of each.
-  double both_bytes_per_second = 0;
-  bool measured = false;  // by a kept measurement, not by the configuration
-};
 
 struct GpuConfig {
   DeviceIndex index;

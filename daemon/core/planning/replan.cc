@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "proto/base/find.h"
 #include "proto/plan/validate.h"
 
