@@ -56,9 +56,9 @@ struct Channel {
 // so a link above a shared link must be shared too. Immutable.
 class Topology {
  public:
-  // InvalidArgument: the links form a cycle, a speed is infinite, or a link
-  // with independent directions is above a shared one. A link whose parent does
-  // not exist is a root.
+  // A link with a missing parent is a root. InvalidArgument: the links form a
+  // cycle, a speed is infinite, or a link with independent directions is above
+  // a shared one.
   static absl::StatusOr<Topology> Make(const std::vector<LinkSpeed>& links);
 
   const std::vector<Channel>& channels() const { return channels_; }

@@ -497,8 +497,8 @@ void JointPlanning::PlanSolved(PlanRoundId id,
   Stats& stats = journal_.stats;
   stats.plan_seconds.Observe(absl::ToDoubleSeconds(now - round.started));
   if (!solved.ok()) {
-    return RoundFailed(std::move(round), PlanOutcome::kFailed, solved.status(),
-                       now, effects);
+    ++stats.plans[PlanOutcome::kFailed];
+    return RoundFailed(std::move(round), solved.status(), now, effects);
   }
   // An infeasible plan is an answer and not an error: each rank gets the plan,
   // and its `infeasible` says what to do. But if several jobs were planned
@@ -514,7 +514,7 @@ void JointPlanning::PlanSolved(PlanRoundId id,
         rounds_.Keep(round.jobs[0], round.cache_key, *std::move(solved));
     AloneSolved(std::move(round), plan, now, effects);
   } else if (!feasible && round.jobs.size() > 1) {
-    RoundFailed(std::move(round), PlanOutcome::kInfeasible,
+    RoundFailed(std::move(round),
                 absl::ResourceExhaustedError(solved->infeasible), now, effects);
   } else {
     const Plan plan = rounds_.KeepTogether(round.cache_key, *std::move(solved));
@@ -540,7 +540,7 @@ void JointPlanning::AloneSolved(PlanRounds::Round round, Plan plan,
   }
 }
 
-void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
+void JointPlanning::RoundFailed(PlanRounds::Round round,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
   const bool cut_off = round.deadline < round.started + TimeForRound();
@@ -551,7 +551,6 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
           ? "not planned together with others, because that took longer than "
             "its share while another user's job waits"
           : Printable(std::string(why.message()));
-  if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // If there were several jobs, only the daemon's user may see the message,
   // because it may name another principal's job.
   if (round.jobs.size() == 1) {
@@ -660,12 +659,13 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
   }
   // Changes of running jobs are proposed first, because joining jobs may have
   // to wait for memory that these changes free.
+  const bool joins = !round.asking.empty();
+  const std::optional<JobKey> whose = joins ? round.asking[0].job : next_.whose;
+  const std::string why = joins ? "joins" : next_.why;
   for (const JobKey& job : changed) {
-    const std::string joins =
-        round.asking.empty()
-            ? WhyReplanned(job)
-            : NameFor(round.asking[0].job, &job.principal) + " joins";
-    ProposeChange(job, parts.at(job), joins, now);
+    ProposeChange(job, parts.at(job),
+                  whose ? NameFor(*whose, &job.principal) + " " + why : why,
+                  now);
   }
   for (Asking& asking : round.asking) {
     const auto part = parts.at(asking.job);
@@ -735,11 +735,6 @@ void JointPlanning::PlanAgain(absl::Time at, std::string why,
   next_.at = std::min(next_.at, at);
   next_.why = std::move(why);
   next_.whose = std::move(whose);
-}
-
-std::string JointPlanning::WhyReplanned(const JobKey& to) const {
-  return next_.whose ? NameFor(*next_.whose, &to.principal) + " " + next_.why
-                     : next_.why;
 }
 
 void JointPlanning::Settle(absl::Time now, Effects& effects) {
@@ -879,19 +874,20 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
 void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
                               absl::Time now) {
   const AttachedRank& rank = attached_.at(session);
-  Member* found = members_.Find(rank.job);
-  if (found == nullptr || !found->change) return;
-  Member& member = *found;
-  PlanChange& change = *member.change;
+  Member* member = members_.Find(rank.job);
+  if (member == nullptr || !member->change) return;
+  PlanChange& change = *member->change;
   if (change.plan != taken.plan) {
     // An answer to a superseded change. If the ranks took that plan, the job
     // falls back to it if the newer one is refused.
-    if (taken.taken && !member.settled.empty()) change.before = member.settled;
+    if (taken.taken && !member->settled.empty()) {
+      change.before = member->settled;
+    }
     return;
   }
   change.open.erase(rank.rank);
   if (!taken.taken) change.refused.insert(rank.rank);
-  if (change.open.empty()) EndChange(rank.job, member, taken.note, now);
+  if (change.open.empty()) EndChange(rank.job, *member, taken.note, now);
 }
 
 void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
@@ -945,11 +941,12 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
     if (line_.waiters().at(place).session == session) return false;
   }
   // Memory that a job frees goes only to its own principal.
-  bool could_shrink = false;
-  for (const auto& [other, member] : members_) {
-    could_shrink |= other != job && other.principal == job.principal &&
-                    HasFreeFractions(member.profiles);
-  }
+  const bool could_shrink =
+      std::ranges::any_of(members_.rows(), [&job = job](const auto& each) {
+        const auto& [other, member] = each;
+        return other != job && other.principal == job.principal &&
+               HasFreeFractions(member.profiles);
+      });
   const bool joins = !members_.contains(job);
   if (!could_shrink || (!joins && !OthersShrink(job))) return false;
   journal_.Log(

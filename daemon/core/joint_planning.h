@@ -171,8 +171,8 @@ class JointPlanning {
                   Effects& effects);
   void AloneSolved(PlanRounds::Round round, Plan plan, absl::Time now,
                    Effects& effects);
-  void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
-                   const absl::Status& why, absl::Time now, Effects& effects);
+  void RoundFailed(PlanRounds::Round round, const absl::Status& why,
+                   absl::Time now, Effects& effects);
   // Logs an event that the job's user sees.
   void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
@@ -211,8 +211,6 @@ class JointPlanning {
   // The reason is `why`, preceded by the job's name if it is given.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
-  // Returns that reason as the ranks of `to` may read it.
-  std::string WhyReplanned(const JobKey& to) const;
 
   // Changes of running plans.
   void ProposeChange(const JobKey& job, const Plan& plan,

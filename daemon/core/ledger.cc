@@ -96,14 +96,13 @@ void Ledger::Merge(SessionId from, SessionId to, absl::Time now) {
 }
 
 void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
-  const HolderState* found = FindOrNull(holders_, session);
-  if (found == nullptr) return;
-  const HolderState& holder = *found;
-  SLUICE_CHECK(holder.state == HolderState::State::kClosed);
+  const HolderState* holder = FindOrNull(holders_, session);
+  if (holder == nullptr) return;
+  SLUICE_CHECK(holder->state == HolderState::State::kClosed);
   for (auto& [id, pool] : pools_) {
     const Pool::Left left = pool.HolderGone(session);
     for (ExtentId extent : left.unquarantined) {
-      Linger(extent, id, holder.job, LingeringState::Origin::kOrphaned);
+      Linger(extent, id, holder->job, LingeringState::Origin::kOrphaned);
     }
     for (ExtentId extent : left.alone) {
       lingering_.Edit(extent).answer = LingeringState::Answer::kNotYet;
@@ -326,24 +325,23 @@ void Ledger::AskAgain(absl::Time now, Effects& effects) {
 }
 
 Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
-  LingeringState* found = lingering_.Find(id);
-  if (found == nullptr) return Bytes(0);
-  LingeringState& lingering = *found;
-  Pool& pool = pools_.at(lingering.pool);
+  LingeringState* lingering = lingering_.Find(id);
+  if (lingering == nullptr) return Bytes(0);
+  Pool& pool = pools_.at(lingering->pool);
   if (held == Held::kYes) {
-    lingering.answer = LingeringState::Answer::kHeld;
+    lingering->answer = LingeringState::Answer::kHeld;
     rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
     return Bytes(0);
   }
   if (held == Held::kUnknown && pool.HasHolders(id)) {
-    lingering.answer = LingeringState::Answer::kUnknown;
+    lingering->answer = LingeringState::Answer::kUnknown;
     return Bytes(0);
   }
-  const bool returns = lingering.origin == LingeringState::Origin::kOrphaned &&
-                       lingering.pool.kind == PoolKind::kHost;
+  const bool returns = lingering->origin == LingeringState::Origin::kOrphaned &&
+                       lingering->pool.kind == PoolKind::kHost;
   const Bytes size = pool.SizeOf(id);
   ChargeLingering({id}, false);
-  recharged_.insert(lingering.job.principal);
+  recharged_.insert(lingering->job.principal);
   pool.Back(id, now);
   lingering_.erase(id);
   return returns ? size : Bytes(0);

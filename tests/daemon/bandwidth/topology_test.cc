@@ -52,7 +52,7 @@ TEST(Topology, BothDirectionsStayTogetherAboveASharedLink) {
                           "numa0 both ways"));
 }
 
-TEST(Topology, ALinkWhoseParentIsMissingIsARoot) {
+TEST(Topology, ALinkWithAMissingParentIsARoot) {
   const auto topology = Topology::Make({{"a", 5, -1, "missing"}});
   ASSERT_THAT(topology, IsOk());
   EXPECT_THAT(Names(*topology, 0, kH2d), ElementsAre("a h2d"));
