@@ -84,7 +84,7 @@ class Budgets {
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/true);
   }
-  // Returns what Admit would return if the job and its principal held nothing.
+  // Returns the same as if the job and its principal held nothing.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/false);
   }
@@ -103,7 +103,6 @@ class Budgets {
   // if it is not set.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
-  // Returns a line for every principal and job that holds memory.
   std::vector<BudgetLine> Lines() const;
   std::vector<LimitLine> SetLimits() const;
 
@@ -117,7 +116,6 @@ class Budgets {
   void CheckInvariants() const;
 
  private:
-  // Admit, but as if the job and its principal held nothing unless `used`.
   absl::Status Check(const JobKey& job, PoolKind kind, Bytes size,
                      bool used) const;
   // Returns the flags that name the limit to raise for `principal`.

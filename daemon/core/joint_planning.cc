@@ -738,7 +738,12 @@ void JointPlanning::PlanAgain(absl::Time at, std::string why,
 }
 
 void JointPlanning::Settle(absl::Time now, Effects& effects) {
-  EndOverdueChanges(now);
+  for (const auto& [job, each] : members_) {
+    if (!each.change || now < each.change->deadline) continue;
+    Member& member = members_.Edit(job);
+    member.change->refused.merge(member.change->open);
+    EndChange(job, member, "no answer", now);
+  }
   ReleaseHeld(now, effects);
   if (next_.owed == NextRound::Owed::kRoundAfterChanges &&
       std::ranges::none_of(members_.rows(), [](const auto& each) {
@@ -894,15 +899,6 @@ void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
                                   absl::Time now) {
   if (!attached_.contains(session)) return;
   PlanTaken(session, {plan, /*taken=*/false, "it could not be sent"}, now);
-}
-
-void JointPlanning::EndOverdueChanges(absl::Time now) {
-  for (const auto& [job, each] : members_) {
-    if (!each.change || now < each.change->deadline) continue;
-    Member& member = members_.Edit(job);
-    member.change->refused.merge(member.change->open);
-    EndChange(job, member, "no answer", now);
-  }
 }
 
 void JointPlanning::EndChange(const JobKey& job, Member& member,

@@ -604,21 +604,6 @@ void Ledger::GiveUpIdleHost(Bytes bytes, Effects& effects) {
   Destroy(idle, effects);
 }
 
-void Ledger::CheckExtents() const {
-  SLUICE_CHECK(Extents() <= limits_.all && to_ask_.empty());
-  std::map<PoolId, Bytes> lingering;
-  for (const auto& [id, each] : lingering_) {
-    const Pool& pool = pools_.at(each.pool);
-    SLUICE_CHECK(pool.IsLingering(id));
-    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
-                 pool.HasHolders(id));
-    lingering[each.pool] += pool.SizeOf(id);
-  }
-  for (const auto& [id, pool] : pools_) {
-    SLUICE_CHECK(lingering[id] == pool.lingering());
-  }
-}
-
 // --- Reservations, and the memory that they withhold
 
 Bytes Ledger::Unused(const Reservations& reserved, PoolId pool,
@@ -700,18 +685,6 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
     }
   }
   return lines;
-}
-
-// The unused part of a pool's reservations is free, or held outside.
-void Ledger::CheckReservations() const {
-  for (const auto& [id, users] : reservations_) {
-    SLUICE_CHECK(!users.empty());
-    for (const auto& [whose, each] : users) SLUICE_CHECK(each.bytes > Bytes(0));
-    const Pool& pool = pools_.at(id);
-    SLUICE_CHECK(Withheld(id, nullptr) <= pool.total() - pool.leased() -
-                                              pool.quarantined() -
-                                              pool.lingering());
-  }
 }
 
 // --- What a waiting lease lacks, and whether waiting can help
@@ -909,8 +882,27 @@ void Ledger::CheckInvariants() const {
   CheckLeases();
   CheckHolders();
   CheckCharges();
-  CheckExtents();
-  CheckReservations();
+  SLUICE_CHECK(Extents() <= limits_.all && to_ask_.empty());
+  std::map<PoolId, Bytes> lingering;
+  for (const auto& [id, each] : lingering_) {
+    const Pool& pool = pools_.at(each.pool);
+    SLUICE_CHECK(pool.IsLingering(id));
+    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
+                 pool.HasHolders(id));
+    lingering[each.pool] += pool.SizeOf(id);
+  }
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(lingering[id] == pool.lingering());
+  }
+  for (const auto& [id, users] : reservations_) {
+    SLUICE_CHECK(!users.empty());
+    for (const auto& [whose, each] : users) SLUICE_CHECK(each.bytes > Bytes(0));
+    // The unused part of a pool's reservations is free, or held outside.
+    const Pool& pool = pools_.at(id);
+    SLUICE_CHECK(Withheld(id, nullptr) <= pool.total() - pool.leased() -
+                                              pool.quarantined() -
+                                              pool.lingering());
+  }
 }
 
 // Checks that pools count as leased exactly the extents of leases and those

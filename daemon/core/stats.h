@@ -141,8 +141,6 @@ class JobSeries {
 
  private:
   void ForgetEnded(absl::Time now);
-  // Drops the job that ended first. Returns false if none has ended.
-  bool MakeRoom();
 
   std::map<JobKey, Series> jobs_;
   JobStats other_;

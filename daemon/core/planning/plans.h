@@ -30,8 +30,7 @@
 
 namespace sluice::daemon {
 
-// A decoded profile and its hash, which is computed on another thread because a
-// profile can be large.
+// A decoded profile and its hash. Large, so another thread computes them.
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;

@@ -4,8 +4,7 @@
 // A job becomes a *member* when it takes a plan for a question that was not
 // settled (IsSettled), whether it left fractions to the planner or fixed them.
 // It is part of every later question, with the profile of its first round, so
-// that questions do not drift with their answers. Its memory is planned
-// separately, so the kept profile has no traces.
+// that questions do not drift with their answers. That profile has no traces.
 //
 // Pure functions and plain data.
 #pragma once
