@@ -1087,11 +1087,12 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
     const std::vector<Position>& positions) const {
   std::set<JobKey> jobs;
   std::map<Principal, std::set<JobKey>> users;
+  bool settled = true;
   for (const Position& each : positions) {
     jobs.insert(each.job);
     users[each.job.principal].insert(each.job);
+    settled = settled && each.profile->settled;
   }
-  const bool settled = IsSettled(positions);
   // How much more than its plan a rank may lease. On a NUMA node, because it
   // cannot be predicted how leases will be cut into extents, or how much memory
   // a calibration needs. In a budget, because leases are rounded up. If the

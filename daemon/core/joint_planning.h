@@ -196,7 +196,7 @@ class JointPlanning {
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Plans running jobs again at `at`, or earlier if that is due. The reason is
-  // `why`, preceded by the name of the job `whose`.
+  // `why`, preceded by the given job's name.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
 

@@ -78,7 +78,7 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
     if (decided) Decide(*decided, now, effects);
   }
   // Leases behind these in the pool's queue progress too.
-  for (const Ledger::Progress& each :
+  for (const auto& [lease, each] :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
         each.session, LeaseProgressNotice{each.request, each.made, each.size}});

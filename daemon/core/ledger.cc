@@ -33,10 +33,6 @@ Ledger::Ledger(const NodeConfig& config)
   }
 }
 
-PrincipalId Ledger::IdOf(const Principal& principal) const {
-  return FindOr(principals_, principal).id;
-}
-
 void Ledger::ForgetPrincipals() {
   principals_.EraseIf([&](const Principal&, const KnownPrincipal& known) {
     return known.holders == 0 && Owned(known.id) == 0;
@@ -258,8 +254,8 @@ std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id,
   return Finish(*making.lease, now, effects);
 }
 
-std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
-                                             absl::Time then) const {
+std::map<LeaseId, Ledger::Progress> Ledger::Making(
+    const std::set<PoolId>& pools, absl::Time then) const {
   std::map<LeaseId, Progress> found;
   for (const auto& [id, making] : making_) {
     if (!making.lease) continue;
@@ -270,9 +266,7 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
     Progress& progress = found.try_emplace(*making.lease, none).first->second;
     progress.made -= pools_.at(making.pool).SizeOf(id);
   }
-  std::vector<Progress> all;
-  for (const auto& [id, progress] : found) all.push_back(progress);
-  return all;
+  return found;
 }
 
 std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
@@ -725,7 +719,7 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
                                            Bytes promised) const {
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
-  const PrincipalId id = IdOf(job.principal);
+  const PrincipalId id = FindOr(principals_, job.principal).id;
   // The principal's own lingering memory is charged already, and can be leased
   // again as it is.
   const Bytes withheld = Withheld(asked.pool, &job.principal);
@@ -751,7 +745,8 @@ Bytes Ledger::ReservedFor(PoolId pool, const Principal& whose) const {
 // --- Reading, saving and checking the ledger
 
 Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
-  return pools_.at(pool).UsableBy(IdOf(principal), Withheld(pool, &principal));
+  return pools_.at(pool).UsableBy(FindOr(principals_, principal).id,
+                                  Withheld(pool, &principal));
 }
 
 Bytes Ledger::UsableByAnyone(PoolId pool) const {
@@ -961,25 +956,19 @@ void Ledger::CheckHolders() const {
 // Checks that holders are charged for what pools quarantine, and budgets for
 // what is leased, lingers or is quarantined.
 void Ledger::CheckCharges() const {
-  Amounts leased, lingering, quarantined, owed, charged;
+  Amounts expected, quarantined, owed, charged;
   for (const auto& [id, lease] : leases_) {
-    leased.of(lease.pool.kind) += lease.size;
+    expected.of(lease.pool.kind) += lease.size;
   }
   for (const auto& [id, pool] : pools_) {
     quarantined.of(id.kind) += pool.quarantined();
-    lingering.of(id.kind) += pool.lingering();
+    expected.of(id.kind) += pool.quarantined() + pool.lingering();
   }
-  for (const auto& [id, holder] : holders_) {
-    owed += holder.quarantined;
-  }
+  for (const auto& [id, holder] : holders_) owed += holder.quarantined;
   for (const BudgetLine& line : budgets_.Lines()) {
     if (line.job.empty()) charged += {line.gpu_used, line.host_used};
   }
-  SLUICE_CHECK(owed == quarantined);
-  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
-    SLUICE_CHECK(charged.of(kind) ==
-                 leased.of(kind) + lingering.of(kind) + quarantined.of(kind));
-  }
+  SLUICE_CHECK(owed == quarantined && charged == expected);
 }
 
 }  // namespace sluice::daemon

@@ -89,8 +89,8 @@ class Ledger {
     Bytes made, size;
   };
   // Returns those of `pools` that were requested by `then`.
-  std::vector<Progress> Making(const std::set<PoolId>& pools,
-                               absl::Time then) const;
+  std::map<LeaseId, Progress> Making(const std::set<PoolId>& pools,
+                                     absl::Time then) const;
   // Returns the request that asked for the lease; nullopt: no such lease.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
@@ -258,8 +258,6 @@ class Ledger {
   // Adds the lingering host memory of the jobs for which `mine` holds.
   template <typename Mine>
   Bytes HostLeft(Bytes of_budget, Mine mine) const;
-  // Returns 0 for an unknown principal.
-  PrincipalId IdOf(const Principal& principal) const;
   // How long idle extents are kept, and how long after the end of their
   // principal's last process.
   absl::Duration KeptFor(PoolId pool) const;

@@ -121,11 +121,6 @@ bool IsSettled(const Asking& asking) {
   });
 }
 
-bool IsSettled(const std::vector<Position>& positions) {
-  return std::ranges::all_of(
-      positions, [](const Position& each) { return each.profile->settled; });
-}
-
 bool HasFreeFractions(const Profiles& profiles) {
   return std::ranges::any_of(profiles, [](const auto& each) {
     const plan::RankProfile& profile = *each.second.profile;

@@ -76,7 +76,6 @@ bool HasFreeFractions(const Profiles& profiles);
 // that was promised to them before (RankProfile::settled), so that the answer
 // does not depend on promises to others.
 bool IsSettled(const Asking& asking);
-bool IsSettled(const std::vector<Position>& positions);
 
 // Returns the parts of a plan by rank, without segments and reasons.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
