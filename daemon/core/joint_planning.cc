@@ -471,8 +471,8 @@ void JointPlanning::StartRound(std::vector<Asking> asking, bool together,
   AddToKey(round.resources, round.cache_key);
   if (const auto cached = rounds_.Cached(round.cache_key, together)) {
     ++journal_.stats.plans[PlanOutcome::kCached];
-    return together ? TogetherSolved(std::move(round), cached, now, effects)
-                    : AloneSolved(std::move(round), cached, now, effects);
+    return together ? TogetherSolved(round, cached, now, effects)
+                    : AloneSolved(round.asking[0], cached, now, effects);
   }
   round.started = now;
   round.deadline = now + TimeForRound();
@@ -498,7 +498,7 @@ void JointPlanning::PlanSolved(PlanRoundId id,
   stats.plan_seconds.Observe(absl::ToDoubleSeconds(now - round.started));
   if (!solved.ok()) {
     ++stats.plans[PlanOutcome::kFailed];
-    return RoundFailed(std::move(round), solved.status(), now, effects);
+    return RoundFailed(round, solved.status(), now, effects);
   }
   // An infeasible plan is an answer and not an error: each rank gets the plan,
   // and its `infeasible` says what to do. But if several jobs were planned
@@ -512,19 +512,18 @@ void JointPlanning::PlanSolved(PlanRoundId id,
   if (!round.together) {
     const Plan plan =
         rounds_.Keep(round.jobs[0], round.cache_key, *std::move(solved));
-    AloneSolved(std::move(round), plan, now, effects);
+    AloneSolved(round.asking[0], plan, now, effects);
   } else if (!feasible && round.jobs.size() > 1) {
-    RoundFailed(std::move(round),
-                absl::ResourceExhaustedError(solved->infeasible), now, effects);
+    RoundFailed(round, absl::ResourceExhaustedError(solved->infeasible), now,
+                effects);
   } else {
     const Plan plan = rounds_.KeepTogether(round.cache_key, *std::move(solved));
-    TogetherSolved(std::move(round), plan, now, effects);
+    TogetherSolved(round, plan, now, effects);
   }
 }
 
-void JointPlanning::AloneSolved(PlanRounds::Round round, Plan plan,
+void JointPlanning::AloneSolved(const Asking& asking, const Plan& plan,
                                 absl::Time now, Effects& effects) {
-  const Asking& asking = round.asking[0];
   const JobKey& job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
@@ -540,7 +539,7 @@ void JointPlanning::AloneSolved(PlanRounds::Round round, Plan plan,
   }
 }
 
-void JointPlanning::RoundFailed(PlanRounds::Round round,
+void JointPlanning::RoundFailed(const PlanRounds::Round& round,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
   const bool cut_off = round.deadline < round.started + TimeForRound();
@@ -636,8 +635,9 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   CutOffAtShare(now, effects);
 }
 
-void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
-                                   absl::Time now, Effects& effects) {
+void JointPlanning::TogetherSolved(const PlanRounds::Round& round,
+                                   const Plan& plan, absl::Time now,
+                                   Effects& effects) {
   const std::set<JobKey> changed = WhoChanges(members_.rows(), round, *plan);
   // The jobs that receive their parts of the plan.
   std::set<JobKey> told = changed;
@@ -667,16 +667,15 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
                   whose ? NameFor(*whose, &job.principal) + " " + why : why,
                   now);
   }
-  for (Asking& asking : round.asking) {
-    const auto part = parts.at(asking.job);
-    AdmitJoin(std::move(asking), part, now, effects);
+  for (const Asking& asking : round.asking) {
+    AdmitJoin(asking, parts.at(asking.job), now, effects);
   }
   ReleaseHeld(now, effects);
 }
 
-void JointPlanning::AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
-                              Effects& effects) {
-  const JobKey job = asking.job;
+void JointPlanning::AdmitJoin(const Asking& asking, const Plan& plan,
+                              absl::Time now, Effects& effects) {
+  const JobKey& job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
   const bool feasible = plan->infeasible.empty();
@@ -697,7 +696,7 @@ void JointPlanning::AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
       fmt::format("plan {} waits for host memory of {}, at most {:g} s",
                   plan->id.value(), fmt::join(others, ", "),
                   absl::ToDoubleSeconds(config_.join_wait)));
-  held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
+  held_[job] = {asking, plan->id, now, now + config_.join_wait};
 }
 
 void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {

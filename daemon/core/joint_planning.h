@@ -159,9 +159,9 @@ class JointPlanning {
   // worker, or answers it from the cache.
   void StartRound(std::vector<Asking> asking, bool together, absl::Time now,
                   Effects& effects);
-  void AloneSolved(PlanRounds::Round round, Plan plan, absl::Time now,
+  void AloneSolved(const Asking& asking, const Plan& plan, absl::Time now,
                    Effects& effects);
-  void RoundFailed(PlanRounds::Round round, const absl::Status& why,
+  void RoundFailed(const PlanRounds::Round& round, const absl::Status& why,
                    absl::Time now, Effects& effects);
   void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
@@ -188,11 +188,11 @@ class JointPlanning {
   // their traces have at most kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
-  void TogetherSolved(PlanRounds::Round round, Plan plan, absl::Time now,
-                      Effects& effects);
+  void TogetherSolved(const PlanRounds::Round& round, const Plan& plan,
+                      absl::Time now, Effects& effects);
   // Gives a joining job its plan, or holds it back until there is memory for
   // it.
-  void AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
+  void AdmitJoin(const Asking& asking, const Plan& plan, absl::Time now,
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Plans running jobs again at `at`, or earlier if that is due. The reason is

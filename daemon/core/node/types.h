@@ -142,9 +142,8 @@ struct ExtentLimits {
   size_t per_rank = 16;
   // For one principal: extents made and destroyed; up to `each` at once.
   double changes_per_second = 1000;
-  // How long idle extents are kept, so that a restarted job finds memory that
-  // is already made: while their principal has a process, and after its last
-  // one.
+  // How long idle extents are kept for a restarted job: while their principal
+  // has a process, and after its last one.
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
   // For host memory that takes long to pin: replaces both times if it is
@@ -153,7 +152,6 @@ struct ExtentLimits {
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
-// Limits of leases that wait for memory.
 struct WaitLimits {
   size_t each = 64;  // of one principal
   size_t all = 512;
