@@ -31,13 +31,6 @@ Budgets::Budgets(Limits principal_default, Limits job_default,
   }
 }
 
-std::string Budgets::FlagsOf(const Principal& principal) const {
-  const std::string user = fmt::format("--user {}", principal.uid);
-  return set_.principals.contains(principal)
-             ? user + " --cgroup " + ShellWord(principal.cgroup)
-             : user;
-}
-
 Limits Budgets::PrincipalLimits(const Principal& principal) const {
   const Given* given = FindOrNull(set_.principals, principal);
   if (given == nullptr) given = FindOrNull(set_.uids, principal.uid);
@@ -70,9 +63,12 @@ absl::Status Budgets::Check(const JobKey& job, PoolKind kind, Bytes size,
                     gpu ? "gpu" : "host", ExactBytes(uses + size)));
   };
   const Principal& who = job.principal;
+  std::string user = fmt::format("--user {}", who.uid);
+  if (set_.principals.contains(who)) {
+    user += " --cgroup " + ShellWord(who.cgroup);
+  }
   const Amounts none;
-  SLUICE_RETURN_IF_ERROR(check(Name(who), FlagsOf(who),
-                               PrincipalLimits(who).of(kind),
+  SLUICE_RETURN_IF_ERROR(check(Name(who), user, PrincipalLimits(who).of(kind),
                                (used ? FindOr(used_, who) : none).of(kind)));
   return check(fmt::format("job '{}'", job.name),
                "--job " + ShellWord(job.name), JobLimits(job.name).of(kind),

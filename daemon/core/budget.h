@@ -118,8 +118,6 @@ class Budgets {
  private:
   absl::Status Check(const JobKey& job, PoolKind kind, Bytes size,
                      bool used) const;
-  // Returns the flags that name the limit to raise for `principal`.
-  std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;
   Limits JobLimits(const std::string& job) const;
 

@@ -119,7 +119,6 @@ class Quotas {
 
  private:
   using Amounts = QuotasSnapshot::Amounts;
-  static bool HoldsNothing(const Amounts& amounts);
 
   const Shares shares_;
   std::map<Principal, Amounts> used_;
