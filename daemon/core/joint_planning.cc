@@ -1092,12 +1092,12 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
     users[each.job.principal].insert(each.job);
     settled = settled && each.profile->settled;
   }
-  // How much more than its plan a rank may lease. On a NUMA node, because it
+  // A rank may lease more than its plan: on a NUMA node an extent, because it
   // cannot be predicted how leases will be cut into extents, or how much memory
-  // a calibration needs. In a budget, because leases are rounded up. If the
-  // device cannot report that a process released memory, freed memory stays
-  // charged and is leased again in the same pieces, so it may be an extent
-  // more.
+  // a calibration needs; of a budget a granule, because leases are rounded up.
+  // If the device cannot report that a process released memory, freed memory
+  // stays charged and is leased again in the same pieces, so it may be an
+  // extent of a budget too.
   const Bytes tail = config_.extent.host;
   const Bytes budget_tail = IsSimulated(config_.driver)
                                 ? config_.granularity
@@ -1111,7 +1111,7 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
       const uint64_t node = NodeOf(*each.profile);
       return of.contains(each.job) && numa.value_or(node) == node;
     });
-    // Only one job without leases that wait can be predicted.
+    // The leases of a job alone, while none waits, can be predicted.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
       left -= (numa ? tail : budget_tail) * std::ssize(ranks);
     }
