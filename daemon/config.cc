@@ -17,7 +17,8 @@
 #include <utility>
 
 #include "absl/strings/str_join.h"
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
+#include "daemon/core/node/types.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
@@ -149,7 +150,8 @@ struct Key {
   std::string alias = {};  // another name; both together are an error
 };
 
-// The key `what`_bytes, or `what`_memory, as other programs' flags are called.
+// The key `what`_bytes, or `what`_memory, as other programs' flags are
+// called.
 Key Memory(const std::string& what, auto* to) {
   return {what + "_bytes", Size(to), what + "_memory"};
 }
@@ -271,7 +273,7 @@ absl::Status CheckLinks(const SimSettings& sim) {
           link.name);
     }
   }
-  if (const auto made = TopologyOf(sim.links); !made.ok()) {
+  if (const auto made = bandwidth::Topology::Make(sim.links); !made.ok()) {
     return Bad("{}", std::string(made.status().message()));
   }
   for (const std::string& name : sim.gpu_links) {

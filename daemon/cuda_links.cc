@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "kernels/device/driver.h"
 #include "proto/base/file_text.h"
 #include "proto/base/status.h"
@@ -78,7 +78,7 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
                         SpeedText("d2h", each.d2h_bytes_per_second),
                         SpeedText("both", each.both_bytes_per_second));
   }
-  SLUICE_RETURN_IF_ERROR(TopologyOf(links).status());
+  SLUICE_RETURN_IF_ERROR(bandwidth::Topology::Make(links).status());
   return text;
 }
 
@@ -97,8 +97,8 @@ bool IsAddress(const std::string& name) {
          std::regex_match(name.substr(colon), device);
 }
 
-// Makes the link `name` the parent of `below`, and sets `below` to it. Returns
-// whether the link is new.
+// Makes the link `name` the parent of `below`, and sets `below` to it.
+// Returns whether the link is new.
 bool Hang(std::string name, std::string& below, std::vector<LinkSpeed>& links) {
   const auto find = [&](const std::string& of) {
     return std::ranges::find(links, of, &LinkSpeed::name);

@@ -12,7 +12,7 @@
 #include <numeric>
 #include <utility>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/cuda_links.h"
 #include "kernels/device/cuda/nvidia.h"
 #include "kernels/device/sim/sim.h"
@@ -318,7 +318,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
     node.config.links.push_back(SimLinkOf(sim, link));
   }
   // A node that was there before has the speeds of an earlier configuration.
-  SLUICE_RETURN_IF_ERROR(TopologyOf(node.config.links).status());
+  SLUICE_RETURN_IF_ERROR(bandwidth::Topology::Make(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(
         {NumaIndex(i), config.host_memory / config.numa_nodes});

@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "daemon/bandwidth/due_first.h"
-#include "daemon/bandwidth/fair_shares.h"
-#include "proto/base/grant_page.h"
+#include "daemon/bandwidth/shares.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon::bandwidth {
@@ -60,10 +58,6 @@ void BandwidthPolicy::KeepFloors(absl::Duration window,
   }
 }
 
-double BandwidthPolicy::LentWeight(const Flow& flow) const {
-  return flow.weight * (flow.direction == kH2d ? kPrefetchFirst : 1);
-}
-
 void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
                                  std::vector<double>& room) {
   const bool any = std::ranges::any_of(flows_, [](const auto& each) {
@@ -76,7 +70,7 @@ void BandwidthPolicy::LendToLate(absl::Time now, absl::Duration window,
   std::vector<Flow*> flows;
   for (auto& [id, flow] : flows_) {
     if (flow.wanted <= 0) continue;
-    LentCopy copy = {&flow.path, flow.wanted, LentWeight(flow)};
+    LentCopy copy = {&flow.path, flow.wanted, flow.lent_weight()};
     if (flow.needed > 0) {
       copy.needed = flow.needed - flow.given;
       copy.due = absl::ToDoubleSeconds(flow.due - now);
@@ -103,23 +97,20 @@ void BandwidthPolicy::Lend(absl::Time now, absl::Duration window,
   for (auto& [id, flow] : flows_) {
     if (flow.wanted <= 0) continue;
     wants.push_back(
-        {&flow.path, flow.wanted, LentWeight(flow), flow.ahead + flow.lead});
+        {&flow.path, flow.wanted, flow.lent_weight(), flow.ahead + flow.lead});
     flows.push_back(&flow);
   }
   const FairShares shares = ShareFairly(wants, room);
   for (size_t i = 0; i < flows.size(); ++i) flows[i]->Give(shares.bytes[i]);
-  Remember(shares.full_at);
-}
-
-void BandwidthPolicy::Remember(const std::vector<double>& full_at) {
+  // Updates what flows are ahead, after fair shares have risen to `full_at`.
   for (auto& [id, flow] : flows_) {
     const double before = flow.ahead + flow.lead;
     if (before <= 0) continue;
     double level = kUnlimited;
     for (const int channel : flow.path) {
-      level = std::min(level, full_at[channel]);
+      level = std::min(level, shares.full_at[channel]);
     }
-    const double still = std::max(0.0, before - level * LentWeight(flow));
+    const double still = std::max(0.0, before - level * flow.lent_weight());
     const double most = flow.rate * absl::ToDoubleSeconds(kPeriod);
     flow.lead = std::min(flow.lead, still);
     flow.ahead = std::min(still - flow.lead, most);

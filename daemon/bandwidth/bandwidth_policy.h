@@ -7,11 +7,10 @@
 //   1. A promised flow gets what it wants up to its floor: the bytes of its
 //      rate in the window, plus those of the last kPeriod that it did not use.
 //   2. The rest is lent, first to copies that a fair share would make late
-//      (due_first.h), in the order of their deadlines,
-//   3. and then in weighted max-min shares (fair_shares.h).
+//      (shares.h), in the order of their deadlines,
+//   3. and then in weighted max-min shares (shares.h).
 //
-// In round 1 the shares of promised flows rise in proportion to their rates,
-// and the caller promises less than a channel carries. So every promise is kept
+// The caller promises less than a channel carries, so every promise is kept
 // over spans of kPeriod. What a flow got in rounds 1 and 2 counts in round 3,
 // so both are a part of its fair share. The excess over the fair share is
 // remembered and counts in later windows, up to a limit: for promises the bytes
@@ -32,15 +31,13 @@
 
 #include "absl/time/time.h"
 #include "daemon/bandwidth/topology.h"
+#include "proto/base/grant_page.h"
 
 namespace sluice::daemon::bandwidth {
 
 class BandwidthPolicy {
  public:
-  // The length of the spans over which a promise is kept.
   static constexpr absl::Duration kPeriod = absl::Milliseconds(20);
-  // The limit of a flow's loans by deadline: what its path carries in this
-  // time.
   static constexpr absl::Duration kAhead = absl::Milliseconds(200);
   // The weight of a prefetch against an offload in round 3, which matters if
   // both load one channel: prefetches go first, but no offload starves.
@@ -87,6 +84,9 @@ class BandwidthPolicy {
     double wanted = 0;
     double given = 0;  // in this window
     double rate = 0;   // promised
+    double lent_weight() const {
+      return weight * (direction == kH2d ? kPrefetchFirst : 1);
+    }
     void Give(double bytes) {
       wanted -= bytes;
       given += bytes;
@@ -107,10 +107,6 @@ class BandwidthPolicy {
   void Lend(absl::Time now, absl::Duration window, std::vector<double>& room);
   void LendToLate(absl::Time now, absl::Duration window,
                   std::vector<double>& room);
-  double LentWeight(const Flow& flow) const;
-  // Updates what flows are ahead, after fair shares have risen to `full_at` (by
-  // channel).
-  void Remember(const std::vector<double>& full_at);
 
   const Topology topology_;
   std::map<int, Flow> flows_;

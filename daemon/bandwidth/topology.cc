@@ -2,12 +2,64 @@
 
 #include <fmt/format.h>
 
-#include <cmath>
+#include <algorithm>
 
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
 
-namespace sluice::daemon::bandwidth {
+namespace sluice::daemon {
+namespace {
+
+// Returns the lower of two speeds, either of which may be 0 (no limit).
+double Lower(double a, double b) {
+  if (a <= 0 || b <= 0) return std::max({a, b, 0.0});
+  return std::min(a, b);
+}
+
+// Returns the lower of the direction's own speed and the fraction `part` of the
+// speed of both directions.
+double SpeedOf(const LinkSpeed& link, int direction, double part) {
+  return Lower(
+      direction == kH2d ? link.h2d_bytes_per_second : link.d2h_bytes_per_second,
+      link.both_bytes_per_second * part);
+}
+
+}  // namespace
+
+double SpeedOf(const LinkSpeed& link, int direction) {
+  return SpeedOf(link, direction, 1);
+}
+
+double SpeedBothWays(const LinkSpeed& link, int direction) {
+  return SpeedOf(link, direction, 0.5);
+}
+
+bool IsLimited(const LinkSpeed& link) {
+  return SpeedOf(link, kH2d) > 0 || SpeedOf(link, kD2h) > 0;
+}
+
+std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
+                             const std::string& name) {
+  std::vector<size_t> path;
+  std::string next = name;
+  while (!next.empty()) {
+    const auto at = std::ranges::find(links, next, &LinkSpeed::name);
+    if (at == links.end()) break;
+    const auto index = static_cast<size_t>(at - links.begin());
+    if (std::ranges::count(path, index) > 0) break;
+    path.push_back(index);
+    next = at->parent;
+  }
+  return path;
+}
+
+bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
+           const std::string& other) {
+  return std::ranges::any_of(LinkPath(links, name),
+                             [&](size_t i) { return links[i].name == other; });
+}
+
+namespace bandwidth {
 namespace {
 
 // Each link has three channels with consecutive numbers: h2d, d2h, both.
@@ -16,86 +68,58 @@ constexpr int kPerLink = 3;
 
 double CapacityOf(double speed) { return speed > 0 ? speed : kUnlimited; }
 
-absl::Status Refuse(const Link& link, const std::string& why) {
+absl::Status Refuse(const LinkSpeed& link, const std::string& why) {
   return absl::InvalidArgumentError(fmt::format("link {}: {}", link.name, why));
 }
 
-absl::Status CheckLink(const std::vector<Link>& links, const Link& link) {
-  for (const double speed : {link.h2d, link.d2h, link.both}) {
-    if (!(speed >= 0) || std::isinf(speed)) {
+}  // namespace
+
+absl::StatusOr<Topology> Topology::Make(const std::vector<LinkSpeed>& links) {
+  for (const LinkSpeed& link : links) {
+    for (const double speed :
+         {link.h2d_bytes_per_second, link.d2h_bytes_per_second,
+          link.both_bytes_per_second}) {
+      if (speed != kUnlimited) continue;
       return Refuse(link, fmt::format("a speed of {} bytes per second; give 0 "
                                       "for not limited, or more",
                                       speed));
     }
   }
-  if (link.parent &&
-      (*link.parent < 0 || *link.parent >= static_cast<int>(links.size()))) {
-    return Refuse(link, fmt::format("its parent {} is none of {} links",
-                                    *link.parent, links.size()));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckNoCircle(const std::vector<Link>& links, const Link& link) {
-  size_t steps = 0;
-  for (const Link* at = &link; at->parent; at = &links[*at->parent]) {
-    if (++steps > links.size()) {
+  Topology made;
+  for (const LinkSpeed& link : links) {
+    const std::vector<size_t> path = LinkPath(links, link.name);
+    if (!path.empty() && !LinkPath(links, links[path.back()].parent).empty()) {
       return Refuse(link, "its parents go round in a circle");
     }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CheckStaysShared(const std::vector<Link>& links,
-                              const Link& link) {
-  if (link.both <= 0) return absl::OkStatus();
-  for (const Link* at = &link; at->parent;) {
-    at = &links[*at->parent];
-    if (at->h2d <= 0 && at->d2h <= 0) continue;
-    return Refuse(link, fmt::format("both directions load it together, and "
-                                    "apart {} above it; limit that one only "
-                                    "in both together",
-                                    at->name));
-  }
-  return absl::OkStatus();
-}
-
-// Returns whether both directions share the capacity of this link or of a link
-// above it.
-bool IsShared(const std::vector<Link>& links, const Link& link) {
-  for (const Link* at = &link;; at = &links[*at->parent]) {
-    if (at->both > 0) return true;
-    if (!at->parent) return false;
-  }
-}
-
-}  // namespace
-
-absl::StatusOr<Topology> Topology::Make(const std::vector<Link>& links) {
-  for (const Link& link : links) SLUICE_RETURN_IF_ERROR(CheckLink(links, link));
-  for (const Link& link : links) {
-    SLUICE_RETURN_IF_ERROR(CheckNoCircle(links, link));
-    SLUICE_RETURN_IF_ERROR(CheckStaysShared(links, link));
-  }
-  Topology made;
-  for (size_t i = 0; i < links.size(); ++i) {
-    const Link& link = links[i];
-    const int first = static_cast<int>(i) * kPerLink;
+    const bool shared = link.both_bytes_per_second > 0;
+    bool shared_above = false;
+    for (const size_t i : path) {
+      const LinkSpeed& at = links[i];
+      if (i == path[0]) continue;
+      shared_above = shared_above || at.both_bytes_per_second > 0;
+      if (!shared ||
+          (at.h2d_bytes_per_second <= 0 && at.d2h_bytes_per_second <= 0)) {
+        continue;
+      }
+      return Refuse(link, fmt::format("both directions load it together, and "
+                                      "apart {} above it; limit that one only "
+                                      "in both together",
+                                      at.name));
+    }
+    const int both = static_cast<int>(made.channels_.size()) + kBoth;
     const auto above = [&](int which) -> std::optional<int> {
-      if (which != kBoth && link.both > 0) return first + kBoth;
-      if (!link.parent) return std::nullopt;
-      const int parent = *link.parent * kPerLink;
-      if (which != kBoth) return parent + which;
-      return IsShared(links, links[*link.parent])
-                 ? std::optional<int>(parent + kBoth)
-                 : std::nullopt;
+      if (which != kBoth && shared) return both;
+      if (path.size() < 2 || (which == kBoth && !shared_above)) return {};
+      return static_cast<int>(path[1]) * kPerLink + which;
     };
-    made.channels_.push_back(
-        {link.name + " h2d", CapacityOf(link.h2d), above(kH2d)});
-    made.channels_.push_back(
-        {link.name + " d2h", CapacityOf(link.d2h), above(kD2h)});
-    made.channels_.push_back(
-        {link.name + " both ways", CapacityOf(link.both), above(kBoth)});
+    made.channels_.insert(
+        made.channels_.end(),
+        {{link.name + " h2d", CapacityOf(link.h2d_bytes_per_second),
+          above(kH2d)},
+         {link.name + " d2h", CapacityOf(link.d2h_bytes_per_second),
+          above(kD2h)},
+         {link.name + " both ways", CapacityOf(link.both_bytes_per_second),
+          above(kBoth)}});
   }
   return made;
 }
@@ -115,4 +139,5 @@ std::vector<int> Topology::PathOf(int channel) const {
   return path;
 }
 
-}  // namespace sluice::daemon::bandwidth
+}  // namespace bandwidth
+}  // namespace sluice::daemon

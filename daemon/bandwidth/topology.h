@@ -1,10 +1,5 @@
 // The links of a node, as a forest: GPU, PCIe switch, root port, NUMA node.
-//
-// A copy loads every link from its GPU up to the root at the same time. In some
-// links, such as the memory of a NUMA node, both directions share one capacity.
-// So bandwidth is distributed by *channel*: one direction of a link, or both
-// directions of a link together. Each channel has at most one channel above it,
-// so a link above a shared link must be shared too. Immutable.
+// Pure functions. `direction` is kH2d or kD2h (proto/base/grant_page.h).
 #pragma once
 
 #include <limits>
@@ -14,19 +9,39 @@
 
 #include "absl/status/statusor.h"
 
-namespace sluice::daemon::bandwidth {
+namespace sluice::daemon {
+
+// The speed of a link, bytes per second; 0: not known or not limited.
+struct LinkSpeed {
+  std::string name;
+  double h2d_bytes_per_second = 0;
+  double d2h_bytes_per_second = 0;
+  // The link above this one, such as a PCIe switch's; empty: none.
+  std::string parent;
+  // Limit of both directions together, besides the limit of each.
+  double both_bytes_per_second = 0;
+  bool measured = false;  // by a kept measurement, not by the configuration
+};
+
+// Returns the link's speed in one direction while the other direction is idle.
+double SpeedOf(const LinkSpeed& link, int direction);
+// Returns the link's speed per direction while both carry the same rate.
+double SpeedBothWays(const LinkSpeed& link, int direction);
+// Returns whether the link limits a direction, or both together.
+bool IsLimited(const LinkSpeed& link);
+
+// Returns indexes into `links`: the link `name`, its parent, and so on; empty
+// if there is no `name`. The path ends at a missing or repeated parent.
+std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
+                             const std::string& name);
+// Returns whether copies over the link `name` also load the link `other`.
+bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
+           const std::string& other);
+
+namespace bandwidth {
 
 // The capacity of a channel without a limit.
 inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
-
-// The speed of one link in bytes per second; 0: not limited.
-struct Link {
-  std::string name;
-  std::optional<int> parent;  // index in the same list
-  double h2d = 0;
-  double d2h = 0;
-  double both = 0;  // limit of both directions together
-};
 
 struct Channel {
   std::string name;              // "switch0 h2d", for people
@@ -34,14 +49,20 @@ struct Channel {
   std::optional<int> parent;
 };
 
+// A copy loads every link from its GPU up to the root at the same time. In some
+// links, such as the memory of a NUMA node, both directions share one capacity.
+// So bandwidth is distributed by *channel*: one direction of a link, or both
+// directions of a link together. Each channel has at most one channel above it,
+// so a link above a shared link must be shared too. Immutable.
 class Topology {
  public:
-  // InvalidArgument: a parent does not exist, the links form a cycle, a speed
-  // is negative, or a link with independent directions is above a shared one.
-  static absl::StatusOr<Topology> Make(const std::vector<Link>& links);
+  // A link with a missing parent is a root. InvalidArgument: the links form a
+  // cycle, a speed is infinite, or a link with independent directions is above
+  // a shared one.
+  static absl::StatusOr<Topology> Make(const std::vector<LinkSpeed>& links);
 
   const std::vector<Channel>& channels() const { return channels_; }
-  int channel_of(int link, int direction) const;  // kH2d, kD2h
+  int channel_of(int link, int direction) const;  // `link`: index in `links`
   // Returns the channels from `channel` up to its root, both included.
   std::vector<int> PathOf(int channel) const;
 
@@ -51,4 +72,5 @@ class Topology {
   std::vector<Channel> channels_;
 };
 
-}  // namespace sluice::daemon::bandwidth
+}  // namespace bandwidth
+}  // namespace sluice::daemon

@@ -17,29 +17,28 @@ bool Over(const Limits& limits, const Amounts& used) {
   return used.gpu > limits.gpu || used.host > limits.host;
 }
 
+Bytes LeftUnder(Bytes limit, Bytes used) {
+  return limit == Limits::kUnlimited ? limit : limit - used;
+}
+
 }  // namespace
 
 Budgets::Budgets(Limits principal_default, Limits job_default,
                  std::map<std::string, Limits> named_jobs)
     : principal_default_(principal_default), job_default_(job_default) {
-  for (const auto& [job, limits] : named_jobs) named_jobs_[job] = {limits, {}};
-}
-
-std::string Budgets::FlagsOf(const Principal& principal) const {
-  const std::string user = fmt::format("--user {}", principal.uid);
-  return principals_.contains(principal)
-             ? user + " --cgroup " + ShellWord(principal.cgroup)
-             : user;
+  for (const auto& [job, limits] : named_jobs) {
+    set_.named_jobs[job] = {limits, {}};
+  }
 }
 
 Limits Budgets::PrincipalLimits(const Principal& principal) const {
-  const Given* given = FindOrNull(principals_, principal);
-  if (given == nullptr) given = FindOrNull(uids_, principal.uid);
+  const Given* given = FindOrNull(set_.principals, principal);
+  if (given == nullptr) given = FindOrNull(set_.uids, principal.uid);
   return given != nullptr ? given->limits : principal_default_;
 }
 
 Limits Budgets::JobLimits(const std::string& job) const {
-  const Given* named = FindOrNull(named_jobs_, job);
+  const Given* named = FindOrNull(set_.named_jobs, job);
   return named != nullptr ? named->limits : job_default_;
 }
 
@@ -64,9 +63,12 @@ absl::Status Budgets::Check(const JobKey& job, PoolKind kind, Bytes size,
                     gpu ? "gpu" : "host", ExactBytes(uses + size)));
   };
   const Principal& who = job.principal;
+  std::string user = fmt::format("--user {}", who.uid);
+  if (set_.principals.contains(who)) {
+    user += " --cgroup " + ShellWord(who.cgroup);
+  }
   const Amounts none;
-  SLUICE_RETURN_IF_ERROR(check(Name(who), FlagsOf(who),
-                               PrincipalLimits(who).of(kind),
+  SLUICE_RETURN_IF_ERROR(check(Name(who), user, PrincipalLimits(who).of(kind),
                                (used ? FindOr(used_, who) : none).of(kind)));
   return check(fmt::format("job '{}'", job.name),
                "--job " + ShellWord(job.name), JobLimits(job.name).of(kind),
@@ -103,23 +105,23 @@ absl::Status Budgets::Set(const BudgetTarget& target, const Limits& limits,
         return refuse(fmt::format("job '{}'", target.job), used);
       }
     }
-    named_jobs_[target.job] = {limits, std::move(by)};
+    set_.named_jobs[target.job] = {limits, std::move(by)};
     return absl::OkStatus();
   }
   SLUICE_RETURN_IF_ERROR(Get(target).status());
   for (const auto& [principal, used] : used_) {
     const bool meant =
         principal.uid == *target.uid &&
-        (target.cgroup.empty() ? !principals_.contains(principal)
+        (target.cgroup.empty() ? !set_.principals.contains(principal)
                                : principal.cgroup == target.cgroup);
     if (meant && Over(limits, used)) {
       return refuse(fmt::format("user {}", *target.uid), used);
     }
   }
   if (target.cgroup.empty()) {
-    uids_[*target.uid] = {limits, std::move(by)};
+    set_.uids[*target.uid] = {limits, std::move(by)};
   } else {
-    principals_[{*target.uid, target.cgroup}] = {limits, std::move(by)};
+    set_.principals[{*target.uid, target.cgroup}] = {limits, std::move(by)};
   }
   return absl::OkStatus();
 }
@@ -139,17 +141,13 @@ Bytes Budgets::Left(const JobKey& job, PoolKind kind) const {
 
 Bytes Budgets::LeftOfPrincipal(const Principal& principal,
                                PoolKind kind) const {
-  const Bytes limit = PrincipalLimits(principal).of(kind);
-  return limit == Limits::kUnlimited
-             ? limit
-             : limit - FindOr(used_, principal).of(kind);
+  return LeftUnder(PrincipalLimits(principal).of(kind),
+                   FindOr(used_, principal).of(kind));
 }
 
 Bytes Budgets::LeftOfJob(const JobKey& job, PoolKind kind) const {
-  const Bytes limit = JobLimits(job.name).of(kind);
-  return limit == Limits::kUnlimited
-             ? limit
-             : limit - FindOr(used_by_job_, job).of(kind);
+  return LeftUnder(JobLimits(job.name).of(kind),
+                   FindOr(used_by_job_, job).of(kind));
 }
 
 std::vector<BudgetLine> Budgets::Lines() const {
@@ -174,21 +172,17 @@ std::vector<LimitLine> Budgets::SetLimits() const {
   if (principal_default_ != Limits()) {
     add(Of::kEveryUser, {}, {principal_default_, {}});
   }
-  for (const auto& [uid, given] : uids_) add(Of::kUser, {.uid = uid}, given);
-  for (const auto& [principal, given] : principals_) {
+  for (const auto& [uid, given] : set_.uids) {
+    add(Of::kUser, {.uid = uid}, given);
+  }
+  for (const auto& [principal, given] : set_.principals) {
     add(Of::kUser, {.uid = principal.uid, .cgroup = principal.cgroup}, given);
   }
   if (job_default_ != Limits()) add(Of::kEveryJob, {}, {job_default_, {}});
-  for (const auto& [job, given] : named_jobs_) {
+  for (const auto& [job, given] : set_.named_jobs) {
     add(Of::kJob, {.job = job}, given);
   }
   return lines;
-}
-
-void Budgets::Load(const Saved& saved) {
-  named_jobs_ = saved.named_jobs;
-  uids_ = saved.uids;
-  principals_ = saved.principals;
 }
 
 Budgets::Saved Budgets::Live() const {
@@ -203,16 +197,15 @@ Budgets::Saved Budgets::Live() const {
 }
 
 void Budgets::SetLive(const Saved& live) {
-  for (const auto& [job, given] : live.named_jobs) named_jobs_[job] = given;
-  for (const auto& [uid, given] : live.uids) uids_[uid] = given;
-  for (const auto& [who, given] : live.principals) principals_[who] = given;
+  for (const auto& [job, given] : live.named_jobs) set_.named_jobs[job] = given;
+  for (const auto& [uid, given] : live.uids) set_.uids[uid] = given;
+  for (const auto& [who, given] : live.principals) set_.principals[who] = given;
 }
 
 void Budgets::CheckInvariants() const {
   std::map<Principal, Amounts> sums;
   for (const auto& [key, used] : used_by_job_) {
-    sums[key.principal].gpu += used.gpu;
-    sums[key.principal].host += used.host;
+    sums[key.principal] += used;
     SLUICE_CHECK(!Over(JobLimits(key.name), used));
   }
   SLUICE_CHECK(sums == used_);

@@ -68,7 +68,7 @@ class Budgets {
     SetBy by;
     bool operator==(const Given&) const = default;
   };
-  // The live limits. Usage is not included, because the ledger saves it.
+  // Limits that are set. Usage is not included, because the ledger saves it.
   struct Saved {
     std::map<std::string, Given> named_jobs;
     std::map<uint32_t, Given> uids;
@@ -84,7 +84,7 @@ class Budgets {
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/true);
   }
-  // Returns what Admit would return if the job and its principal held nothing.
+  // Returns the same as if the job and its principal held nothing.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/false);
   }
@@ -103,12 +103,11 @@ class Budgets {
   // if it is not set.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
-  // Returns a line for every principal and job that holds memory.
   std::vector<BudgetLine> Lines() const;
   std::vector<LimitLine> SetLimits() const;
 
-  Saved Save() const { return {named_jobs_, uids_, principals_}; }
-  void Load(const Saved& saved);
+  const Saved& Save() const { return set_; }
+  void Load(const Saved& saved) { set_ = saved; }
   Saved Live() const;
   // Adds these limits. REQUIRES: Set succeeded for each of them on a copy, or
   // nothing is charged yet.
@@ -117,19 +116,14 @@ class Budgets {
   void CheckInvariants() const;
 
  private:
-  // Admit, but as if the job and its principal held nothing unless `used`.
   absl::Status Check(const JobKey& job, PoolKind kind, Bytes size,
                      bool used) const;
-  // Returns the flags that name the limit to raise for `principal`.
-  std::string FlagsOf(const Principal& principal) const;
   Limits PrincipalLimits(const Principal& principal) const;
   Limits JobLimits(const std::string& job) const;
 
   const Limits principal_default_;
   const Limits job_default_;
-  std::map<std::string, Given> named_jobs_;
-  std::map<uint32_t, Given> uids_;
-  std::map<Principal, Given> principals_;
+  Saved set_;
   std::map<Principal, Amounts> used_;
   std::map<JobKey, Amounts> used_by_job_;
 };

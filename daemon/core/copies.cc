@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/core/planning/demands.h"
 #include "proto/base/grant_page.h"
 

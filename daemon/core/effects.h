@@ -152,8 +152,7 @@ using Notice =
                  TakenOverNotice, LeaseProgressNotice>;
 
 // --- device
-// Ends in ExtentMade or ExtentFailed. Executed after all earlier DestroyExtents
-// of its pool.
+// Ends in ExtentsMade. Executed after all earlier DestroyExtents of its pool.
 struct MakeExtent {
   ExtentId id;
   PoolId pool;

@@ -4,7 +4,7 @@
 #include <set>
 #include <utility>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "proto/base/find.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/status.h"
@@ -49,7 +49,7 @@ GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
     : links_(std::move(links)),
       holders_(links_.size()),
       wanting_{LinkSharers(links_.size()), LinkSharers(links_.size())},
-      shares_(*TopologyOf(links_)) {
+      shares_(*bandwidth::Topology::Make(links_)) {
   paths_.reserve(links_.size());
   for (const LinkSpeed& link : links_) {
     paths_.push_back(LinkPath(links_, link.name));

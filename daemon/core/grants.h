@@ -85,7 +85,7 @@ class GrantPolicy {
     Directions rate = {0, 0};
   };
 
-  // REQUIRES: TopologyOf (links.h) accepts the links.
+  // REQUIRES: bandwidth::Topology::Make accepts the links.
   explicit GrantPolicy(std::vector<LinkSpeed> links);
 
   // Adds a rank and returns its first limits. `link` is an index into the
@@ -189,7 +189,7 @@ class GrantPolicy {
   Grant GrantOf(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
-  std::vector<std::vector<size_t>> paths_;  // by link (links.h)
+  std::vector<std::vector<size_t>> paths_;  // by link (bandwidth/topology.h)
   LinkSharers holders_;                     // ranks that hold memory
   std::array<LinkSharers, 2> wanting_;      // holders that want more
   bandwidth::BandwidthPolicy shares_;       // of the gated directions

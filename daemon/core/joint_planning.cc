@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <iterator>
+#include <utility>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/core/planning/demands.h"
 #include "daemon/quota/quotas.h"
 #include "proto/base/find.h"
@@ -17,11 +17,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns a key made of everything that the plan depends on.
-std::string KeyOfQuestion(const std::vector<std::string>& hashes,
-                          const plan::NodeResources& resources) {
-  std::string key;
-  for (const std::string& hash : hashes) key += hash + "/";
+// Appends the resources to a key made of everything that a plan depends on.
+void AddToKey(const plan::NodeResources& resources, std::string& key) {
   const auto ranks = [&key](const std::vector<size_t>& profiles) {
     for (size_t i : profiles) key += fmt::format("{},", i);
     key += "/";
@@ -36,7 +33,6 @@ std::string KeyOfQuestion(const std::vector<std::string>& hashes,
     key += fmt::format("{}:{}/", host.name, host.bytes.count());
     ranks(host.profiles);
   }
-  return key;
 }
 
 size_t BuffersOf(const Asking& asking) {
@@ -70,18 +66,14 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
   return found;
 }
 
-// Returns the fraction `part` of a link's speed; nullopt if the link limits no
-// rank.
-std::optional<plan::LinkCapacity> CapacityOf(const LinkSpeed& link,
-                                             double part) {
+// Returns the fraction `part` of a link's speed for `ranks`.
+plan::LinkCapacity CapacityOf(const LinkSpeed& link, double part,
+                              std::vector<size_t> ranks) {
   const auto share = [part](double speed) {
     return speed > 0 ? speed * part : kOpenBytesPerSecond;
   };
-  if (!IsLimited(link)) return std::nullopt;
-  plan::LinkCapacity capacity{
-      .name = link.name,
-      .h2d_bytes_per_second = share(SpeedOf(link, kH2d)),
-      .d2h_bytes_per_second = share(SpeedOf(link, kD2h))};
+  plan::LinkCapacity capacity{link.name, share(SpeedOf(link, kH2d)),
+                              share(SpeedOf(link, kD2h)), std::move(ranks)};
   if (link.both_bytes_per_second > 0) {
     capacity.both_bytes_per_second = share(link.both_bytes_per_second);
   }
@@ -167,35 +159,56 @@ void JointPlanning::RankLeft(SessionId session, absl::Time now,
   }
   attached_.erase(session);
   ++demands_changes_;
-  if (RanksOf(job).empty()) rounds_.JobEnded(job);
+  if (!RanksOf(job).empty()) return;
+  rounds_.current.erase(job);
+  rounds_.promised.erase(job);
 }
 
 void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
   const JobKey& job = left.job;
-  auto abandoned = rounds_.RankLeft(job, left.rank);
-  for (PlanRoundId round : abandoned.solving) {
-    effects.push_back(StopSolving{round});
-  }
-  // All peers of this rank that wait for a plan get none, even if a plan is
-  // made and only held back.
-  const auto add = [&](const Asking& asking) {
-    for (const auto& [rank, read] : asking.profiles) {
-      if (rank != left.rank) abandoned.ranks.push_back(rank);
+  std::set<Rank> peers;       // submitted, and must wait no longer
+  std::vector<Asking> again;  // jobs of rounds that are given up
+  const auto add = [&](const Profiles& profiles) {
+    for (const auto& [rank, read] : profiles) {
+      if (rank != left.rank) peers.insert(rank);
     }
   };
-  if (const HeldJoin* held = FindOrNull(held_, job)) add(held->asking);
-  for (const Asking& asking : joining_) {
-    if (asking.job == job) add(asking);
+  if (const auto open = rounds_.collecting.extract(job)) {
+    add(open.mapped().ranks);
   }
-  FailPlan(job, abandoned.ranks,
-           {.reason = fmt::format("rank {} of job {} left before the plan was "
-                                  "made",
-                                  left.rank.value(), job.name),
-            .peer_left = true},
-           effects);
-  joining_.insert(joining_.begin(),
-                  std::make_move_iterator(abandoned.again.begin()),
-                  std::make_move_iterator(abandoned.again.end()));
+  std::erase_if(rounds_.solving, [&](const auto& entry) {
+    const auto& [id, round] = entry;
+    // A round in which only other users ask continues; otherwise a user with
+    // jobs that come and go could delay it without end.
+    const bool concerned =
+        std::ranges::count(round.jobs, job) > 0 &&
+        (round.asking.empty() ||
+         std::ranges::any_of(round.asking, [&](const Asking& asking) {
+           return asking.job.principal == job.principal;
+         }));
+    if (!concerned) return false;
+    for (const Asking& asking : round.asking) {
+      if (asking.job == job) {
+        add(asking.profiles);
+      } else {
+        again.push_back(asking);
+      }
+    }
+    effects.push_back(StopSolving{id});
+    return true;
+  });
+  // Peers get no plan even if one is made and only held back.
+  if (const HeldJoin* held = FindOrNull(held_, job)) add(held->asking.profiles);
+  for (const Asking& asking : joining_) {
+    if (asking.job == job) add(asking.profiles);
+  }
+  Notify(job, peers,
+         PlanFailedNotice{.reason = fmt::format("rank {} of job {} left before "
+                                                "the plan was made",
+                                                left.rank.value(), job.name),
+                          .peer_left = true},
+         effects);
+  joining_.insert(joining_.begin(), again.begin(), again.end());
 }
 
 void JointPlanning::StepReported(SessionId session) {
@@ -224,10 +237,13 @@ void JointPlanning::MemoryCameBack(absl::Time now) {
 }
 
 absl::Time JointPlanning::NextDeadline() const {
-  absl::Time next = rounds_.NextDeadline();
   // While a joint question is solved, no other can start: the next one starts
   // when its answer arrives.
-  if (!rounds_.solving_together()) next = std::min(next, next_.at);
+  absl::Time next =
+      rounds_.solving_together() ? absl::InfiniteFuture() : next_.at;
+  for (const auto& [id, round] : rounds_.solving) {
+    next = std::min(next, round.deadline);
+  }
   for (const auto& [job, held] : held_) next = std::min(next, held.deadline);
   for (const auto& [job, member] : members_) {
     if (member.change) next = std::min(next, member.change->deadline);
@@ -244,7 +260,7 @@ PlanRounds::Plan JointPlanning::FindPlan(PlanId id,
 
 std::vector<PlanSnapshot> JointPlanning::Plans(const Principal* viewer) const {
   std::vector<PlanSnapshot> plans;
-  for (const auto& kept : rounds_.kept()) {
+  for (const auto& kept : rounds_.kept) {
     if (viewer && kept.job.principal != *viewer) continue;
     plans.push_back({kept.job.name, kept.job.principal, kept.plan});
   }
@@ -255,68 +271,65 @@ std::vector<PlanningSnapshot> JointPlanning::Planning(const Principal* viewer,
                                                       absl::Time now) const {
   using State = PlanningSnapshot::State;
   std::vector<PlanningSnapshot> all;
-  const auto add = [&](const JobKey& job, State state, size_t ranks,
-                       size_t wanted) -> PlanningSnapshot* {
-    if (viewer && job.principal != *viewer) return nullptr;
-    all.push_back({job.name, job.principal, static_cast<int>(ranks),
-                   static_cast<int>(wanted), state});
-    return &all.back();
+  const auto add = [&](const JobKey& job, size_t ranks, size_t wanted,
+                       PlanningSnapshot shown) {
+    if (viewer && job.principal != *viewer) return;
+    shown.job = job.name;
+    shown.principal = job.principal;
+    shown.ranks = static_cast<int>(ranks);
+    shown.wanted = static_cast<int>(wanted);
+    all.push_back(std::move(shown));
   };
   std::vector<std::string> shrinking;
   for (const JobKey& job : Shrinking()) {
     shrinking.push_back(NameFor(job, viewer));
   }
-  for (const auto& [job, open] : rounds_.collecting()) {
-    add(job, State::kCollecting, open.ranks.size(), open.wanted);
+  for (const auto& [job, open] : rounds_.collecting) {
+    add(job, open.ranks.size(), open.wanted, {.state = State::kCollecting});
   }
-  for (const Asking& asking : joining_) {
-    add(asking.job, State::kQueued, asking.profiles.size(),
-        asking.profiles.size());
+  for (const auto& [job, profiles] : joining_) {
+    add(job, profiles.size(), profiles.size(), {.state = State::kQueued});
   }
-  for (const auto& [id, round] : rounds_.solving()) {
-    for (const Asking& asking : round.asking) {
-      const size_t ranks = asking.profiles.size();
-      PlanningSnapshot* to = add(asking.job, State::kSolving, ranks, ranks);
-      if (to == nullptr) continue;
-      to->elapsed = now - round.started;
-      to->left = round.deadline - now;
-      to->progress = round.progress;
+  for (const auto& [id, round] : rounds_.solving) {
+    for (const auto& [job, profiles] : round.asking) {
+      add(job, profiles.size(), profiles.size(),
+          {.state = State::kSolving,
+           .elapsed = now - round.started,
+           .left = round.deadline - now,
+           .progress = round.progress});
     }
   }
   for (const auto& [job, held] : held_) {
     const size_t ranks = held.asking.profiles.size();
-    PlanningSnapshot* to = add(job, State::kWaiting, ranks, ranks);
-    if (to == nullptr) continue;
-    to->elapsed = now - held.since;
-    to->left = held.deadline - now;
-    to->plan = held.plan;
-    to->waiting_for = shrinking;
+    add(job, ranks, ranks,
+        {.state = State::kWaiting,
+         .elapsed = now - held.since,
+         .left = held.deadline - now,
+         .waiting_for = shrinking,
+         .plan = held.plan});
   }
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
     const AttachedRank& rank = attached_.at(lease.session);
-    PlanningSnapshot* to = add(rank.job, State::kWaiting, 0,
-                               static_cast<size_t>(rank.local_ranks));
-    if (to == nullptr) continue;
-    to->elapsed = now - lease.since;
-    to->left = lease.deadline - now;
-    to->waiting_for = shrinking;
+    add(rank.job, 0, rank.local_ranks,
+        {.state = State::kWaiting,
+         .elapsed = now - lease.since,
+         .left = lease.deadline - now,
+         .waiting_for = shrinking});
   }
   for (const auto& [job, member] : members_) {
     if (!member.change) continue;
     const size_t ranks = member.ranks.size();
-    PlanningSnapshot* to =
-        add(job, State::kChanging, ranks - member.change->open.size(), ranks);
-    if (to == nullptr) continue;
-    to->elapsed = now - member.change->since;
-    to->plan = member.change->plan;
+    add(job, ranks - member.change->open.size(), ranks,
+        {.state = State::kChanging,
+         .elapsed = now - member.change->since,
+         .plan = member.change->plan});
   }
   return all;
 }
 
 JointPlanningState JointPlanning::Save() const {
-  return {attached_, rounds_.Save(), joining_,   members_.rows(),
-          held_,     positions_,     resources_, next_};
+  return {attached_, rounds_, joining_, members_.rows(), held_, next_};
 }
 
 bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
@@ -340,10 +353,10 @@ bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
 }
 
 void JointPlanning::AddLoose(LooseState& loose) const {
-  loose.next_round = rounds_.next_round();
-  loose.next_plan = rounds_.next_plan();
+  loose.next_round = rounds_.next_round;
+  loose.next_plan = rounds_.next_plan;
   loose.next_joint =
-      DueWithout(rounds_.solving(), !line_.for_plans().empty(), next_);
+      DueWithout(rounds_.solving, !line_.for_plans().empty(), next_);
 }
 
 NextRound JointPlanning::DueWithout(
@@ -359,12 +372,12 @@ NextRound JointPlanning::DueWithout(
 void JointPlanning::Load(JointPlanningState saved) {
   SLUICE_CHECK(attached_.empty());
   attached_ = std::move(saved.attached);
-  rounds_.Load(std::move(saved.rounds));
+  rounds_ = std::move(saved.rounds);
+  rounds_.current.TouchAll();
+  rounds_.promised.TouchAll();
   joining_ = std::move(saved.joining);
   members_.Load(std::move(saved.members));
   held_ = std::move(saved.held);
-  positions_ = std::move(saved.positions);
-  resources_ = std::move(saved.resources);
   next_ = std::move(saved.next);
 }
 
@@ -390,14 +403,17 @@ void JointPlanning::CheckInvariants() const {
 
 int JointPlanning::Submit(SessionId session, ProfileWithHash profile) {
   const AttachedRank& rank = attached_.at(session);
-  return rounds_.Submit(rank.job, rank.rank, std::move(profile),
-                        rank.local_ranks);
+  PlanRounds::Collecting& open = rounds_.collecting[rank.job];
+  open.ranks[rank.rank] = std::move(profile);
+  open.wanted = rank.local_ranks;
+  return std::max(0, open.wanted - static_cast<int>(open.ranks.size()));
 }
 
 void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
-  Asking asking = rounds_.Take(job);
+  auto collected = rounds_.collecting.extract(job);
+  Asking asking{job, std::move(collected.mapped().ranks)};
   held_.erase(job);
-  if (IsSettled(asking)) return StartAlone(std::move(asking), now, effects);
+  if (IsSettled(asking)) return StartRound({asking}, false, now, effects);
   // A member that asks again is treated as a new job that joins.
   members_.erase(job);
   std::erase_if(joining_, [&](const Asking& each) { return each.job == job; });
@@ -407,7 +423,7 @@ void JointPlanning::Ask(const JobKey& job, absl::Time now, Effects& effects) {
 }
 
 void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
-  for (const auto& [id, round] : rounds_.solving()) {
+  for (auto& [id, round] : rounds_.solving) {
     if (!round.together) continue;
     // Moves other users' jobs in front of further jobs of this round's users.
     const auto its = std::stable_partition(
@@ -421,69 +437,51 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
     effects.push_back(HurrySolving{id});
     // The worker gets at least half a share from now on to return its best plan
     // so far.
-    rounds_.EndBy(id, std::max(round.started + kShare, now + kShare / 2));
+    round.deadline = std::min(
+        round.deadline, std::max(round.started + kShare, now + kShare / 2));
   }
 }
 
-void JointPlanning::StartAlone(Asking asking, absl::Time now,
-                               Effects& effects) {
-  std::vector<Position> positions;
-  for (const auto& [rank, read] : asking.profiles) {
-    positions.push_back({asking.job, rank, read.profile});
-  }
-  plan::NodeResources resources = ResourcesFor(positions);
-  PlanRounds::Round round;
-  round.jobs = {asking.job};
-  round.asking.push_back(std::move(asking));
-  StartRound(std::move(round), std::move(positions), std::move(resources), now,
-             effects);
-}
-
-void JointPlanning::StartRound(PlanRounds::Round round,
-                               std::vector<Position> positions,
-                               plan::NodeResources resources, absl::Time now,
-                               Effects& effects) {
-  std::vector<std::string> hashes;
-  SolvePlan question;
-  for (const Position& position : positions) {
-    const int64_t number =
-        std::ranges::find(round.jobs, position.job) - round.jobs.begin();
-    const auto asked =
-        std::ranges::find(round.asking, position.job, &Asking::job);
-    const auto& profiles = asked != round.asking.end()
-                               ? asked->profiles
-                               : members_.at(position.job).profiles;
-    hashes.push_back(
-        fmt::format("{}:{}", number, profiles.at(position.rank).hash));
-    question.profiles.push_back(position.profile);
-    question.jobs.push_back(number);
-  }
-  round.cache_key = KeyOfQuestion(hashes, resources);
-  const bool together = round.together;
+void JointPlanning::StartRound(std::vector<Asking> asking, bool together,
+                               absl::Time now, Effects& effects) {
+  PlanRounds::Round round{.asking = std::move(asking), .together = together};
+  std::map<JobKey, const Profiles*> jobs;
   if (together) {
-    positions_ = std::move(positions);
-    resources_ = resources;
+    for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
   }
-  const auto cached = rounds_.Cached(round.cache_key, together);
-  if (cached != nullptr) {
-    ++journal_.stats.plans[PlanOutcome::kCached];
-    return together ? TogetherSolved(std::move(round), cached, now, effects)
-                    : AloneSolved(std::move(round), cached, now, effects);
-  }
-  round.started = now;
-  round.deadline = now + TimeForRound();
-  question.resources = std::move(resources);
-  question.time_limit = config_.plan_time_limit;
+  SolvePlan question{.time_limit = config_.plan_time_limit};
   std::vector<std::string> units;
-  for (const Asking& each : round.asking) {
-    for (const auto& [rank, read] : each.profiles) {
+  for (const auto& [job, profiles] : round.asking) {
+    jobs[job] = &profiles;
+    for (const auto& [rank, read] : profiles) {
       units.insert(units.end(), read.units.begin(), read.units.end());
     }
   }
+  for (const auto& [job, profiles] : jobs) {
+    const size_t number = round.jobs.size();
+    round.jobs.push_back(job);
+    for (const auto& [rank, read] : *profiles) {
+      round.cache_key += fmt::format("{}:{}/", number, read.hash);
+      round.positions.push_back({job, rank, read.profile});
+      question.profiles.push_back(read.profile);
+      question.jobs.push_back(static_cast<int64_t>(number));
+    }
+  }
+  round.resources = ResourcesFor(round.positions);
+  AddToKey(round.resources, round.cache_key);
+  if (const auto cached = rounds_.Cached(round.cache_key, together)) {
+    ++journal_.stats.plans[PlanOutcome::kCached];
+    return together ? TogetherSolved(round, cached, now, effects)
+                    : AloneSolved(round.asking[0], cached, now, effects);
+  }
+  round.started = now;
+  round.deadline = now + TimeForRound();
+  question.resources = round.resources;
   question.known = units_.Find(units);
   question.who = round.asking.empty() ? round.jobs.front().principal
                                       : round.asking.front().job.principal;
-  question.round = rounds_.Start(std::move(round));
+  question.round = PlanRoundId(rounds_.next_round++);
+  rounds_.solving[question.round] = std::move(round);
   effects.push_back(std::move(question));
 }
 
@@ -493,41 +491,39 @@ void JointPlanning::PlanSolved(PlanRoundId id,
                                Effects& effects) {
   // Solved units are kept even if the round was given up.
   for (KeyedUnit& unit : units) units_.Add(std::move(unit));
-  auto round = rounds_.Finish(id);
-  if (!round) return;
-  journal_.stats.plan_seconds.Observe(
-      absl::ToDoubleSeconds(now - round->started));
+  auto finished = rounds_.solving.extract(id);
+  if (finished.empty()) return;
+  PlanRounds::Round round = std::move(finished.mapped());
+  Stats& stats = journal_.stats;
+  stats.plan_seconds.Observe(absl::ToDoubleSeconds(now - round.started));
   if (!solved.ok()) {
-    return RoundFailed(*std::move(round), PlanOutcome::kFailed, solved.status(),
-                       now, effects);
+    ++stats.plans[PlanOutcome::kFailed];
+    return RoundFailed(round, solved.status(), now, effects);
   }
   // An infeasible plan is an answer and not an error: each rank gets the plan,
   // and its `infeasible` says what to do. But if several jobs were planned
   // together, each of them is then planned alone.
   const bool feasible = solved->infeasible.empty();
-  ++journal_.stats
-        .plans[feasible ? PlanOutcome::kSolved : PlanOutcome::kInfeasible];
-  journal_.stats.plan_units[UnitOutcome::kSolved] +=
+  ++stats.plans[feasible ? PlanOutcome::kSolved : PlanOutcome::kInfeasible];
+  stats.plan_units[UnitOutcome::kSolved] +=
       static_cast<uint64_t>(solved->units_solved);
-  journal_.stats.plan_units[UnitOutcome::kKnown] +=
+  stats.plan_units[UnitOutcome::kKnown] +=
       static_cast<uint64_t>(solved->units_known);
-  if (!round->together) {
-    const JobKey job = round->jobs[0];
-    const auto plan = rounds_.Keep(job, round->cache_key, *std::move(solved));
-    AloneSolved(*std::move(round), plan, now, effects);
-  } else if (!feasible && round->jobs.size() > 1) {
-    RoundFailed(*std::move(round), PlanOutcome::kInfeasible,
-                absl::ResourceExhaustedError(solved->infeasible), now, effects);
+  if (!round.together) {
+    const Plan plan =
+        rounds_.Keep(round.jobs[0], round.cache_key, *std::move(solved));
+    AloneSolved(round.asking[0], plan, now, effects);
+  } else if (!feasible && round.jobs.size() > 1) {
+    RoundFailed(round, absl::ResourceExhaustedError(solved->infeasible), now,
+                effects);
   } else {
-    const auto plan =
-        rounds_.KeepTogether(round->cache_key, *std::move(solved));
-    TogetherSolved(*std::move(round), plan, now, effects);
+    const Plan plan = rounds_.KeepTogether(round.cache_key, *std::move(solved));
+    TogetherSolved(round, plan, now, effects);
   }
 }
 
-void JointPlanning::AloneSolved(PlanRounds::Round round, Plan plan,
+void JointPlanning::AloneSolved(const Asking& asking, const Plan& plan,
                                 absl::Time now, Effects& effects) {
-  const Asking& asking = round.asking[0];
   const JobKey& job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
@@ -543,7 +539,7 @@ void JointPlanning::AloneSolved(PlanRounds::Round round, Plan plan,
   }
 }
 
-void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
+void JointPlanning::RoundFailed(const PlanRounds::Round& round,
                                 const absl::Status& why, absl::Time now,
                                 Effects& effects) {
   const bool cut_off = round.deadline < round.started + TimeForRound();
@@ -554,7 +550,6 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
           ? "not planned together with others, because that took longer than "
             "its share while another user's job waits"
           : Printable(std::string(why.message()));
-  if (outcome == PlanOutcome::kFailed) ++journal_.stats.plans[outcome];
   // If there were several jobs, only the daemon's user may see the message,
   // because it may name another principal's job.
   if (round.jobs.size() == 1) {
@@ -567,16 +562,15 @@ void JointPlanning::RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
   if (cut_off && round.asking.empty()) {
     PlanAgain(now + config_.leave_delay, next_.why);
   }
-  for (Asking& asking : round.asking) {
+  for (const Asking& asking : round.asking) {
     if (round.jobs.size() > 1 || cut_off) {
       // Planned alone, the job gets only free memory, so running plans stay
       // valid.
-      StartAlone(std::move(asking), now, effects);
+      StartRound({asking}, false, now, effects);
       continue;
     }
-    std::vector<Rank> ranks;
-    for (const auto& [rank, read] : asking.profiles) ranks.push_back(rank);
-    FailPlan(asking.job, ranks, {reason, ShortageOf(why)}, effects);
+    Notify(asking.job, asking.profiles,
+           PlanFailedNotice{reason, ShortageOf(why)}, effects);
   }
 }
 
@@ -595,22 +589,18 @@ void JointPlanning::LogPlan(const JobKey& job, const plan::NodePlan& plan,
           : plan.infeasible);
 }
 
-void JointPlanning::GivePlan(const Asking& asking, PlanId plan,
-                             Effects& effects) const {
-  for (SessionId session : RanksOf(asking.job)) {
-    if (!asking.profiles.contains(attached_.at(session).rank)) continue;
-    effects.push_back(SendNotice{session, PlanReadyNotice{plan}});
+template <typename Ranks>
+void JointPlanning::Notify(const JobKey& job, const Ranks& ranks,
+                           const Notice& notice, Effects& effects) const {
+  for (SessionId session : RanksOf(job)) {
+    if (!ranks.contains(attached_.at(session).rank)) continue;
+    effects.push_back(SendNotice{session, notice});
   }
 }
 
-void JointPlanning::FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
-                             const PlanFailedNotice& notice,
+void JointPlanning::GivePlan(const Asking& asking, PlanId plan,
                              Effects& effects) const {
-  for (SessionId session : RanksOf(job)) {
-    const Rank rank = attached_.at(session).rank;
-    if (std::count(ranks.begin(), ranks.end(), rank) == 0) continue;
-    effects.push_back(SendNotice{session, notice});
-  }
+  Notify(asking.job, asking.profiles, PlanReadyNotice{plan}, effects);
 }
 
 // --- Which jobs are planned together, and when
@@ -634,35 +624,21 @@ void JointPlanning::StartTogether(absl::Time now, Effects& effects) {
   const bool due = next_.at <= now;
   if (rounds_.solving_together() || (joining_.empty() && !due)) return;
   next_.at = absl::InfiniteFuture();
-  PlanRounds::Round round;
-  round.together = true;
-  round.asking = TakeNextUsersJobs();
-  std::map<JobKey, const std::map<Rank, ProfileWithHash>*> jobs;
-  for (const auto& [job, member] : members_) jobs[job] = &member.profiles;
-  for (const Asking& asking : round.asking) {
+  std::vector<Asking> asking = TakeNextUsersJobs();
+  for (const Asking& each : asking) {
     // A member that asks again is counted only as an asking job.
-    members_.erase(asking.job);
-    held_.erase(asking.job);
-    jobs[asking.job] = &asking.profiles;
+    members_.erase(each.job);
+    held_.erase(each.job);
   }
-  if (jobs.empty()) return;
-  std::vector<Position> positions;
-  for (const auto& [job, profiles] : jobs) {
-    round.jobs.push_back(job);
-    for (const auto& [rank, read] : *profiles) {
-      positions.push_back({job, rank, read.profile});
-    }
-  }
-  plan::NodeResources resources = ResourcesFor(positions);
-  StartRound(std::move(round), std::move(positions), std::move(resources), now,
-             effects);
+  if (asking.empty() && members_.empty()) return;
+  StartRound(std::move(asking), true, now, effects);
   CutOffAtShare(now, effects);
 }
 
-void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
-                                   absl::Time now, Effects& effects) {
-  const std::set<JobKey> changed = WhoChanges(
-      members_.rows(), positions_, resources_.hosts, round.jobs, *plan);
+void JointPlanning::TogetherSolved(const PlanRounds::Round& round,
+                                   const Plan& plan, absl::Time now,
+                                   Effects& effects) {
+  const std::set<JobKey> changed = WhoChanges(members_.rows(), round, *plan);
   // The jobs that receive their parts of the plan.
   std::set<JobKey> told = changed;
   for (const Asking& asking : round.asking) told.insert(asking.job);
@@ -674,54 +650,53 @@ void JointPlanning::TogetherSolved(PlanRounds::Round round, Plan plan,
     auto part = rounds_.Cached(key, /*together=*/false);
     const auto* kept = part ? rounds_.FindKept(part->id) : nullptr;
     if (kept == nullptr || kept->job.principal != job.principal) {
-      part = rounds_.Keep(job, key,
-                          PartOf(*plan, static_cast<int64_t>(number),
-                                 positions_, job, resources_));
+      part = rounds_.Keep(job, key, PartOf(*plan, number, round));
     }
     // Promised at once, because the next Keep may drop a plan that is neither
     // used nor promised.
-    rounds_.Promise(job, part->id);
+    rounds_.promised.Put(job) = part->id;
     parts[job] = std::move(part);
   }
   // Changes of running jobs are proposed first, because joining jobs may have
   // to wait for memory that these changes free.
+  const bool joins = !round.asking.empty();
+  const std::optional<JobKey> whose = joins ? round.asking[0].job : next_.whose;
+  const std::string why = joins ? "joins" : next_.why;
   for (const JobKey& job : changed) {
-    const std::string joins =
-        round.asking.empty()
-            ? WhyReplanned(job)
-            : NameFor(round.asking[0].job, &job.principal) + " joins";
-    ProposeChange(job, parts.at(job), joins, now);
+    ProposeChange(job, parts.at(job),
+                  whose ? NameFor(*whose, &job.principal) + " " + why : why,
+                  now);
   }
-  for (Asking& asking : round.asking) {
-    const auto part = parts.at(asking.job);
-    AdmitJoin(std::move(asking), part, now, effects);
+  for (const Asking& asking : round.asking) {
+    AdmitJoin(asking, parts.at(asking.job), now, effects);
   }
   ReleaseHeld(now, effects);
 }
 
-void JointPlanning::AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
-                              Effects& effects) {
-  const JobKey job = asking.job;
+void JointPlanning::AdmitJoin(const Asking& asking, const Plan& plan,
+                              absl::Time now, Effects& effects) {
+  const JobKey& job = asking.job;
   rounds_.Use(job, plan->id);
   LogPlan(job, *plan, now);
-  if (!plan->infeasible.empty()) return GivePlan(asking, plan->id, effects);
-  members_.Put(job) = MemberOf(asking, *plan, config_.links);
-  if (FitsNow(job)) return GivePlan(asking, plan->id, effects);
-  if (Shrinking().empty()) {
-    if (!ShrinksLate()) return GivePlan(asking, plan->id, effects);
+  const bool feasible = plan->infeasible.empty();
+  if (feasible) members_.Put(job) = MemberOf(asking, *plan, config_.links);
+  std::vector<std::string> others;
+  for (const JobKey& other : Shrinking()) {
+    others.push_back(NameFor(other, &job.principal));
+  }
+  if (!feasible || FitsNow(job) || (others.empty() && !ShrinksLate())) {
+    return GivePlan(asking, plan->id, effects);
+  }
+  if (others.empty()) {
     members_.erase(job);
     next_.owed = NextRound::Owed::kRoundAfterChanges;
-    return StartAlone(std::move(asking), now, effects);
-  }
-  std::string others;
-  for (const JobKey& other : Shrinking()) {
-    others += (others.empty() ? "" : ", ") + NameFor(other, &job.principal);
+    return StartRound({asking}, false, now, effects);
   }
   Log(now, job,
       fmt::format("plan {} waits for host memory of {}, at most {:g} s",
-                  plan->id.value(), others,
+                  plan->id.value(), fmt::join(others, ", "),
                   absl::ToDoubleSeconds(config_.join_wait)));
-  held_[job] = {std::move(asking), plan->id, now, now + config_.join_wait};
+  held_[job] = {asking, plan->id, now, now + config_.join_wait};
 }
 
 void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
@@ -750,7 +725,7 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
                     "free",
                     absl::ToDoubleSeconds(config_.join_wait)));
     members_.erase(join.asking.job);
-    StartAlone(std::move(join.asking), now, effects);
+    StartRound({join.asking}, false, now, effects);
   }
 }
 
@@ -761,13 +736,13 @@ void JointPlanning::PlanAgain(absl::Time at, std::string why,
   next_.whose = std::move(whose);
 }
 
-std::string JointPlanning::WhyReplanned(const JobKey& to) const {
-  return next_.whose ? NameFor(*next_.whose, &to.principal) + " " + next_.why
-                     : next_.why;
-}
-
 void JointPlanning::Settle(absl::Time now, Effects& effects) {
-  EndOverdueChanges(now);
+  for (const auto& [job, each] : members_) {
+    if (!each.change || now < each.change->deadline) continue;
+    Member& member = members_.Edit(job);
+    member.change->refused.merge(member.change->open);
+    EndChange(job, member, "no answer", now);
+  }
   ReleaseHeld(now, effects);
   if (next_.owed == NextRound::Owed::kRoundAfterChanges &&
       std::ranges::none_of(members_.rows(), [](const auto& each) {
@@ -777,12 +752,6 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
     PlanAgain(now, "memory came back");
   }
   StartTogether(now, effects);
-  if (!rounds_.solving_together()) {
-    // Drops the positions with their profiles' traces, which are charged to
-    // users.
-    positions_.clear();
-    resources_ = {};
-  }
 }
 
 // --- Changes of running plans, and the memory that they free
@@ -790,26 +759,25 @@ void JointPlanning::Settle(absl::Time now, Effects& effects) {
 void JointPlanning::ProposeChange(const JobKey& job, const Plan& plan,
                                   const std::string& why, absl::Time now) {
   Member& member = members_.Edit(job);
-  std::map<Rank, plan::RankPlan> ranks = PlansOf(*plan);
+  std::map<Rank, plan::RankPlan> former =
+      std::exchange(member.ranks, PlansOf(*plan));
   if (HeldJoin* held = FindOrNull(held_, job)) {
     // The job's ranks have not received the former plan.
     held->plan = plan->id;
-    member.ranks = std::move(ranks);
     return;
   }
-  PlanChange change;
-  change.plan = plan->id;
-  change.since = now;
-  if (member.change) change.wait = member.change->wait;
-  change.before = member.change ? std::move(member.change->before)
-                                : std::move(member.ranks);
+  PlanChange change{.plan = plan->id, .since = now};
+  if (member.change) {
+    change.wait = member.change->wait;
+    former = std::move(member.change->before);
+  }
+  change.before = std::move(former);
   for (SessionId session : RanksOf(job)) {
     change.open.insert(attached_.at(session).rank);
   }
   Log(now, job,
       fmt::format("plan {} for {} ranks at their next step, since {}",
-                  plan->id.value(), ranks.size(), why));
-  member.ranks = std::move(ranks);
+                  plan->id.value(), member.ranks.size(), why));
   member.change = std::move(change);
   member.state = Member::State::kToChange;
 }
@@ -910,34 +878,26 @@ bool JointPlanning::FitsNow(const JobKey& job) const {
 void JointPlanning::PlanTaken(SessionId session, const PlanTakenRequest& taken,
                               absl::Time now) {
   const AttachedRank& rank = attached_.at(session);
-  Member* found = members_.Find(rank.job);
-  if (found == nullptr || !found->change) return;
-  Member& member = *found;
-  PlanChange& change = *member.change;
+  Member* member = members_.Find(rank.job);
+  if (member == nullptr || !member->change) return;
+  PlanChange& change = *member->change;
   if (change.plan != taken.plan) {
     // An answer to a superseded change. If the ranks took that plan, the job
     // falls back to it if the newer one is refused.
-    if (taken.taken && !member.settled.empty()) change.before = member.settled;
+    if (taken.taken && !member->settled.empty()) {
+      change.before = member->settled;
+    }
     return;
   }
   change.open.erase(rank.rank);
   if (!taken.taken) change.refused.insert(rank.rank);
-  if (change.open.empty()) EndChange(rank.job, member, taken.note, now);
+  if (change.open.empty()) EndChange(rank.job, *member, taken.note, now);
 }
 
 void JointPlanning::ChangeNotSent(SessionId session, PlanId plan,
                                   absl::Time now) {
   if (!attached_.contains(session)) return;
   PlanTaken(session, {plan, /*taken=*/false, "it could not be sent"}, now);
-}
-
-void JointPlanning::EndOverdueChanges(absl::Time now) {
-  for (const auto& [job, each] : members_) {
-    if (!each.change || now < each.change->deadline) continue;
-    Member& member = members_.Edit(job);
-    member.change->refused.merge(member.change->open);
-    EndChange(job, member, "no answer", now);
-  }
 }
 
 void JointPlanning::EndChange(const JobKey& job, Member& member,
@@ -976,11 +936,12 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
     if (line_.waiters().at(place).session == session) return false;
   }
   // Memory that a job frees goes only to its own principal.
-  bool could_shrink = false;
-  for (const auto& [other, member] : members_) {
-    could_shrink |= other != job && other.principal == job.principal &&
-                    HasFreeFractions({other, member.profiles});
-  }
+  const bool could_shrink =
+      std::ranges::any_of(members_.rows(), [&job = job](const auto& each) {
+        const auto& [other, member] = each;
+        return other != job && other.principal == job.principal &&
+               HasFreeFractions(member.profiles);
+      });
   const bool joins = !members_.contains(job);
   if (!could_shrink || (!joins && !OthersShrink(job))) return false;
   journal_.Log(
@@ -1020,49 +981,27 @@ bool JointPlanning::MakesRoom(const JobKey& job) const {
 
 plan::NodeResources JointPlanning::ResourcesFor(
     const std::vector<Position>& positions) const {
-  std::map<std::string, int> on_link;
-  for (const auto& [id, rank] : attached_) {
-    const std::string& own = config_.gpus[rank.gpu.value()].link;
-    for (const size_t i : LinkPath(config_.links, own)) {
-      ++on_link[config_.links[i].name];
-    }
-  }
-  plan::NodeResources resources;
+  plan::NodeResources resources{.hosts = HostLimits(positions)};
   for (const LinkSpeed& link : config_.links) {
+    const auto loads = [&](DeviceIndex gpu) {
+      return Loads(config_.links, config_.gpus[gpu.value()].link, link.name);
+    };
     std::vector<size_t> over = Where(positions, [&](const Position& each) {
-      return Loads(config_.links, config_.gpus[each.profile->gpu.value()].link,
-                   link.name);
+      return loads(each.profile->gpu);
     });
-    if (over.empty()) continue;
+    if (over.empty() || !IsLimited(link)) continue;
+    const auto all = std::ranges::count_if(
+        attached_, [&](const auto& each) { return loads(each.second.gpu); });
     // These ranks get a fraction of a link that other ranks use too.
-    const double part = static_cast<double>(over.size()) /
-                        std::max<double>(on_link[link.name], over.size());
-    auto capacity = CapacityOf(link, part);
-    if (!capacity.has_value()) continue;
-    capacity->profiles = std::move(over);
-    resources.links.push_back(*std::move(capacity));
-  }
-  const std::set<JobKey> jobs = JobsOf(positions);
-  resources.hosts = NumaLimits(positions, jobs);
-  for (plan::HostLimit& limit : BudgetLimits(positions, jobs)) {
-    resources.hosts.push_back(std::move(limit));
-  }
-  for (size_t i = 0; i < positions.size(); ++i) {
-    const plan::RankProfile& profile = *positions[i].profile;
-    if (!profile.host_limit.has_value()) continue;
-    resources.hosts.push_back(
-        {fmt::format("host limit of rank {}", positions[i].rank.value()),
-         *profile.host_limit,
-         {i}});
-  }
-  // Jobs of two principals may have the same name, as may those of two cgroups
-  // of one user.
-  std::map<std::string, int> names;
-  for (plan::HostLimit& limit : resources.hosts) {
-    const int n = ++names[limit.name];
-    if (n > 1) limit.name += fmt::format(" #{}", n);
+    const auto these = static_cast<double>(over.size());
+    const double part = these / std::max(static_cast<double>(all), these);
+    resources.links.push_back(CapacityOf(link, part, std::move(over)));
   }
   return resources;
+}
+
+uint64_t JointPlanning::NodeOf(const plan::RankProfile& profile) const {
+  return config_.gpus[profile.gpu.value()].numa.value();
 }
 
 Bytes JointPlanning::HostPromised(const Member& member,
@@ -1072,7 +1011,7 @@ Bytes JointPlanning::HostPromised(const Member& member,
   for (const auto& [rank, plan] : plans) {
     const ProfileWithHash* read = FindOrNull(member.profiles, rank);
     if (read == nullptr) continue;
-    const uint64_t node = config_.gpus[read->profile->gpu.value()].numa.value();
+    const uint64_t node = NodeOf(*read->profile);
     if (numa.value_or(node) != node) continue;
     promised += RoundUp(plan.host_bytes, config_.granularity);
   }
@@ -1129,105 +1068,100 @@ Bytes JointPlanning::LeaseGrowth(const Scope& scope) const {
   Bytes growth;
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
-    const auto& [pool, size, wait] = lease.asked;
+    const PoolId pool = lease.asked.pool;
     // MemberGrowth counts what the plans of other members promise.
     if (StateOf(lease.job) == Member::State::kTrains && scope.Has(lease.job) &&
         scope.numa.value_or(pool.ordinal) == pool.ordinal) {
-      growth += size;
+      growth += lease.asked.size;
     }
   }
   return growth;
 }
 
-// Returns the limits of host memory on each NUMA node for the jobs of a
-// question: what they hold there plus what is free. Memory that a living
-// process frees stays with its principal. So each principal also has its own
-// limit, which its own waiting leases reduce.
-std::vector<plan::HostLimit> JointPlanning::NumaLimits(
-    const std::vector<Position>& positions,
-    const std::set<JobKey>& jobs) const {
-  std::map<Principal, std::set<JobKey>> principals;
-  for (const JobKey& job : jobs) principals[job.principal].insert(job);
+// Returns the limits of host memory for the jobs of a question: what they hold
+// plus what is free or left to them. Memory that a living process frees stays
+// with its principal. So on a NUMA node each principal also has its own limit,
+// which its own waiting leases reduce.
+std::vector<plan::HostLimit> JointPlanning::HostLimits(
+    const std::vector<Position>& positions) const {
+  std::set<JobKey> jobs;
+  std::map<Principal, std::set<JobKey>> users;
+  bool settled = true;
+  for (const Position& each : positions) {
+    jobs.insert(each.job);
+    users[each.job.principal].insert(each.job);
+    settled = settled && each.profile->settled;
+  }
+  // A rank may lease more than its plan: on a NUMA node an extent, because it
+  // cannot be predicted how leases will be cut into extents, or how much memory
+  // a calibration needs; of a budget a granule, because leases are rounded up.
+  // If the device cannot report that a process released memory, freed memory
+  // stays charged and is leased again in the same pieces, so it may be an
+  // extent of a budget too.
+  const Bytes tail = config_.extent.host;
+  const Bytes budget_tail = IsSimulated(config_.driver)
+                                ? config_.granularity
+                                : std::max(tail, config_.granularity);
   std::vector<plan::HostLimit> limits;
-  const auto add = [&](std::string name, Bytes bytes, NumaIndex numa,
-                       const Principal* of) {
+  const auto add = [&](std::string name, Bytes left, const std::set<JobKey>& of,
+                       std::optional<uint64_t> numa) {
+    if (left >= Limits::kUnlimited) return;
+    for (const JobKey& job : of) left += ledger_.HostHeld(job, numa);
     auto ranks = Where(positions, [&](const Position& each) {
-      return config_.gpus[each.profile->gpu.value()].numa == numa &&
-             (!of || each.job.principal == *of);
+      const uint64_t node = NodeOf(*each.profile);
+      return of.contains(each.job) && numa.value_or(node) == node;
     });
-    // If several jobs get new plans, or leases wait, it cannot be predicted how
-    // leases will be cut into extents, or how much memory a calibration needs.
-    // So an extent per rank is kept in reserve.
+    // The leases of a job alone, while none waits, can be predicted.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
-      bytes -= config_.extent.host * std::ssize(ranks);
+      left -= (numa ? tail : budget_tail) * std::ssize(ranks);
     }
     limits.push_back(
-        {std::move(name), std::max(bytes, Bytes(0)), std::move(ranks)});
+        {std::move(name), std::max(left, Bytes(0)), std::move(ranks)});
   };
   for (const HostConfig& host : config_.hosts) {
     const uint64_t node = host.numa.value();
     const PoolId pool{PoolKind::kHost, node};
-    const bool settled = IsSettled(positions);
     const Bytes growth =
         settled ? Bytes(0) : MemberGrowth({node, nullptr, jobs});
     const Bytes anyones = ledger_.UsableByAnyone(pool);
     Bytes all = anyones - growth;
-    for (const auto& [principal, theirs] : principals) {
-      Bytes held;
-      for (const JobKey& job : theirs) held += ledger_.HostHeld(job, node);
-      const Bytes usable = ledger_.UsableBy(pool, principal);
+    for (const auto& [user, theirs] : users) {
       const Bytes leases =
-          settled ? Bytes(0) : LeaseGrowth({node, &principal, jobs});
-      all += held + usable - anyones - leases;
-      if (principals.size() == 1) break;
-      add(fmt::format("host of NUMA node {} for user {}", node, principal.uid),
-          held + usable - growth - leases, host.numa, &principal);
+          settled ? Bytes(0) : LeaseGrowth({node, &user, jobs});
+      const Bytes usable = ledger_.UsableBy(pool, user) - leases;
+      all += usable - anyones;
+      if (users.size() == 1) break;
+      add(fmt::format("host of NUMA node {} for user {}", node, user.uid),
+          usable - growth, theirs, node);
     }
-    add(fmt::format("host of NUMA node {}", node), all, host.numa, nullptr);
+    add(fmt::format("host of NUMA node {}", node), all, jobs, node);
   }
-  return limits;
-}
-
-// Returns the limits of host memory that follow from budgets.
-std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
-    const std::vector<Position>& positions,
-    const std::set<JobKey>& jobs) const {
-  std::vector<plan::HostLimit> limits;
-  // How much more than its plan a rank may lease, because leases are rounded
-  // up. If the device cannot report that a process released memory, freed
-  // memory stays charged and is leased again in the same pieces, so it may be
-  // an extent more.
-  const Bytes tail = IsSimulated(config_.driver)
-                         ? config_.granularity
-                         : std::max(config_.extent.host, config_.granularity);
-  const auto add = [&](std::string name, Bytes left, const auto& mine) {
-    if (left >= Limits::kUnlimited) return;
-    plan::HostLimit limit{std::move(name), left, {}};
-    for (const JobKey& job : jobs) {
-      if (mine(job)) limit.bytes += ledger_.HostHeld(job, std::nullopt);
+  for (const auto& [user, theirs] : users) {
+    Bytes left = ledger_.HostLeft(user);
+    // May become negative: then jobs of the question must free memory.
+    if (left < Limits::kUnlimited && !settled) {
+      left -= HostGrowth({{}, &user, jobs});
     }
-    limit.profiles =
-        Where(positions, [&](const Position& each) { return mine(each.job); });
-    if (jobs.size() > 1 || !line_.for_plans().empty()) {
-      limit.bytes -= tail * std::ssize(limit.profiles);
-    }
-    limit.bytes = std::max(limit.bytes, Bytes(0));
-    limits.push_back(std::move(limit));
-  };
-  std::set<Principal> principals;
-  for (const JobKey& job : jobs) principals.insert(job.principal);
-  for (const Principal& principal : principals) {
-    Bytes left = ledger_.HostLeft(principal);
-    if (left < Limits::kUnlimited && !IsSettled(positions)) {
-      // May become negative: then jobs of the question must free memory.
-      left -= HostGrowth({{}, &principal, jobs});
-    }
-    add(fmt::format("host budget of user {}", principal.uid), left,
-        [&](const JobKey& job) { return job.principal == principal; });
+    add(fmt::format("host budget of user {}", user.uid), left, theirs, {});
   }
-  for (const JobKey& each : jobs) {
-    add(fmt::format("host budget of job {}", each.name), ledger_.HostLeft(each),
-        [&](const JobKey& job) { return job == each; });
+  for (const JobKey& job : jobs) {
+    add(fmt::format("host budget of job {}", job.name), ledger_.HostLeft(job),
+        {job}, {});
+  }
+  for (size_t i = 0; i < positions.size(); ++i) {
+    const std::optional<Bytes> limit = positions[i].profile->host_limit;
+    if (!limit) continue;
+    limits.push_back(
+        {fmt::format("host limit of rank {}", positions[i].rank.value()),
+         *limit,
+         {i}});
+  }
+  // Jobs of two principals may have the same name, as may those of two cgroups
+  // of one user.
+  std::map<std::string, int> names;
+  for (plan::HostLimit& limit : limits) {
+    const int n = ++names[limit.name];
+    if (n > 1) limit.name += fmt::format(" #{}", n);
   }
   return limits;
 }
@@ -1239,22 +1173,23 @@ std::vector<plan::HostLimit> JointPlanning::BudgetLimits(
 // plans in use that belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
-  const auto add = [&](const JobKey& job,
-                       const std::map<Rank, ProfileWithHash>& profiles) {
+  const auto add = [&](const JobKey& job, const Profiles& profiles) {
     for (const auto& [rank, read] : profiles) {
       size_t& size = sizes[{job, rank}];
       size = std::max(size, MostSaved(*read.profile));
     }
   };
   for (const auto& [job, member] : members_) add(job, member.profiles);
-  for (const auto& [job, open] : rounds_.collecting()) add(job, open.ranks);
+  for (const auto& [job, open] : rounds_.collecting) add(job, open.ranks);
   for (const Asking& each : joining_) add(each.job, each.profiles);
   for (const auto& [job, held] : held_) add(job, held.asking.profiles);
-  for (const auto& [id, round] : rounds_.solving()) {
+  for (const auto& [id, round] : rounds_.solving) {
     for (const Asking& each : round.asking) add(each.job, each.profiles);
   }
-  for (const auto& [job, plan] : rounds_.PlansOfJobs()) {
-    sizes[{job, std::nullopt}] += SizeOf(*plan);
+  for (const auto* plans : {&rounds_.current, &rounds_.promised}) {
+    for (const auto& [job, plan] : *plans) {
+      sizes[{job, std::nullopt}] += SizeOf(*rounds_.FindKept(plan)->plan);
+    }
   }
   return sizes;
 }

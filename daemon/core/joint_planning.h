@@ -1,7 +1,5 @@
-// Joint planning of all jobs of the node. It keeps the jobs that ask for plans,
-// the fractions by which jobs run, and the plans and leases that wait for
-// memory, and decides when running jobs are planned again. planning/README.md
-// has the rules; replan.h (`Member`) draws the states of a job.
+// Joint planning of all jobs of the node. planning/README.md has the rules;
+// replan.h (`Member`) draws the states of a job.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -24,9 +22,9 @@
 #include "daemon/core/snapshot.h"
 #include "daemon/core/state.h"
 #include "daemon/core/waiting.h"
+#include "proto/base/find.h"
 #include "proto/base/table.h"
 #include "proto/plan/progress.h"
-#include "proto/plan/request.h"
 
 namespace sluice::daemon {
 
@@ -47,9 +45,8 @@ class JointPlanning {
     attached_[session] = std::move(rank);
     ++demands_changes_;
   }
-  // Drops the rank's profiles, abandons its peers' plans, and plans the
-  // remaining jobs again. REQUIRES: all leases of the rank have ended, also
-  // waiting ones.
+  // Plans the remaining jobs again. REQUIRES: all leases of the rank have
+  // ended, also waiting ones.
   void RankLeft(SessionId session, absl::Time now, Effects& effects);
   // A rank has reported a step, so its job has all memory that its plan needs.
   void StepReported(SessionId session);
@@ -70,13 +67,17 @@ class JointPlanning {
                   Effects& effects);
   void PlanTaken(SessionId session, const PlanTakenRequest& taken,
                  absl::Time now);
-  // A PlanChangedNotice could not be sent: the rank counts as refusing it.
   void ChangeNotSent(SessionId session, PlanId plan, absl::Time now);
-  void Progressed(PlanRoundId round, const plan::PlanProgress& progress) {
-    rounds_.Progressed(round, progress);
+  void Progressed(PlanRoundId id, const plan::PlanProgress& progress) {
+    PlanRounds::Round* round = FindOrNull(rounds_.solving, id);
+    if (round != nullptr) round->progress = progress;
   }
   std::vector<PlanRoundId> Overdue(absl::Time now) const {
-    return rounds_.Overdue(now);
+    std::vector<PlanRoundId> late;
+    for (const auto& [id, round] : rounds_.solving) {
+      if (round.deadline <= now) late.push_back(id);
+    }
+    return late;
   }
 
   // --- leases that wait
@@ -84,13 +85,12 @@ class JointPlanning {
   // needs. If so, the lease must wait (Waiter::for_plan): for a new plan of the
   // running jobs, or if its job is a member already, for changes under way.
   bool AwaitRoom(SessionId session, const LeaseRequest& asked, absl::Time now);
-  // Returns whether a plan that is being made, or a change under way, may still
-  // free memory for `job`.
+  // Returns whether a plan or a change under way may still free memory for
+  // `job`.
   bool MakesRoom(const JobKey& job) const;
   // Marks changes that have not freed memory in time (PlanChange::Wait).
   void MarkShrinkersLate();
 
-  // Runs after each event: continues work that needs to wait no longer.
   void Settle(absl::Time now, Effects& effects);
   absl::Time NextDeadline() const;
 
@@ -106,18 +106,18 @@ class JointPlanning {
   // principals, or of other jobs; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
-  // Returns how much the plan of `job` promises beyond what the job holds.
+  // How much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
-  PlanId CurrentPlan(const JobKey& job) const { return rounds_.current(job); }
-  // Returns a plan if `viewer` may see it (null: all); null otherwise.
+  PlanId CurrentPlan(const JobKey& job) const {
+    return FindOr(rounds_.current, job);
+  }
+  // Returns null unless `viewer` (null: all) may see the plan.
   PlanRounds::Plan FindPlan(PlanId id, const Principal* viewer) const;
-  // Returns the most bytes that a user's profiles and plans may take of the
-  // saved state.
+  // The most bytes that a user's profiles and plans may take when saved.
   std::map<Principal, Bytes> KeptProfiles() const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
                                          absl::Time now) const;
-  // Returns all state but the units.
   JointPlanningState Save() const;
   // REQUIRES: no rank has attached.
   void Load(JointPlanningState saved);
@@ -131,8 +131,8 @@ class JointPlanning {
       };
     };
     each(members_, SavedAs{RowKind::kMember});
-    each(rounds_.in_use(), plans(RowKind::kPlanInUse));
-    each(rounds_.promised(), plans(RowKind::kPlanPromised));
+    each(rounds_.current, plans(RowKind::kPlanInUse));
+    each(rounds_.promised, plans(RowKind::kPlanPromised));
   }
   void AddLoose(LooseState& loose) const;
   // Returns `next` for a daemon that takes over without these rounds. Jobs that
@@ -151,21 +151,17 @@ class JointPlanning {
  private:
   using Plan = PlanRounds::Plan;
 
-  // Ranks.
   std::vector<SessionId> RanksOf(const JobKey& job) const;
   void AbandonPlans(const AttachedRank& left, Effects& effects);
 
-  // Rounds.
-  void StartAlone(Asking asking, absl::Time now, Effects& effects);
-  // Sends the question to the worker, or answers it from the cache.
-  void StartRound(PlanRounds::Round round, std::vector<Position> positions,
-                  plan::NodeResources resources, absl::Time now,
+  // Sends the question of these jobs (`together`: and of all members) to the
+  // worker, or answers it from the cache.
+  void StartRound(std::vector<Asking> asking, bool together, absl::Time now,
                   Effects& effects);
-  void AloneSolved(PlanRounds::Round round, Plan plan, absl::Time now,
+  void AloneSolved(const Asking& asking, const Plan& plan, absl::Time now,
                    Effects& effects);
-  void RoundFailed(PlanRounds::Round round, PlanOutcome outcome,
-                   const absl::Status& why, absl::Time now, Effects& effects);
-  // Logs an event that the job's user sees.
+  void RoundFailed(const PlanRounds::Round& round, const absl::Status& why,
+                   absl::Time now, Effects& effects);
   void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   // Limits the joint round that is being solved to kShare if another user's job
@@ -182,42 +178,37 @@ class JointPlanning {
   // the plans that the job uses.
   using KeptSizes = std::map<std::pair<JobKey, std::optional<Rank>>, size_t>;
   KeptSizes SizesOfKept() const;
-  void FailPlan(const JobKey& job, const std::vector<Rank>& ranks,
-                const PlanFailedNotice& notice, Effects& effects) const;
+  // Sends the notice to those ranks of a job that `ranks` contains.
+  template <typename Ranks>
+  void Notify(const JobKey& job, const Ranks& ranks, const Notice& notice,
+              Effects& effects) const;
 
-  // Joins and leaves.
   // Removes and returns the next user's first job, and further ones as long as
   // their traces have at most kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
-  void TogetherSolved(PlanRounds::Round round, Plan plan, absl::Time now,
-                      Effects& effects);
+  void TogetherSolved(const PlanRounds::Round& round, const Plan& plan,
+                      absl::Time now, Effects& effects);
   // Gives a joining job its plan, or holds it back until there is memory for
   // it.
-  void AdmitJoin(Asking asking, const Plan& plan, absl::Time now,
+  void AdmitJoin(const Asking& asking, const Plan& plan, absl::Time now,
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
-  // Schedules a new plan for running jobs at `at`, or earlier if one is due.
-  // The reason is `why`, preceded by the job's name if it is given.
+  // Plans running jobs again at `at`, or earlier if that is due. The reason is
+  // `why`, preceded by the given job's name.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
-  // Returns that reason as the ranks of `to` may read it.
-  std::string WhyReplanned(const JobKey& to) const;
 
-  // Changes of running plans.
   void ProposeChange(const JobKey& job, const Plan& plan,
                      const std::string& why, absl::Time now);
-  // Announces changes to members when the memory by which they grow is free, or
-  // when no announced change will free it.
   void AnnounceChanges(absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
   // A change is taken if no rank has refused it.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
-  void EndOverdueChanges(absl::Time now);
   // Returns whether the memory that `job`'s plan needs is free now.
   bool FitsNow(const JobKey& job) const;
-  // Returns the members with a change that frees host memory in time.
+  // The members with a change that frees host memory in time.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
   // Returns whether another member's change frees memory that `job` may have.
@@ -227,15 +218,11 @@ class JointPlanning {
   // Returns whether others of its principal could free what the lease needs.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
-  // The resources of a question.
   plan::NodeResources ResourcesFor(
       const std::vector<Position>& positions) const;
-  std::vector<plan::HostLimit> NumaLimits(
-      const std::vector<Position>& positions,
-      const std::set<JobKey>& jobs) const;
-  std::vector<plan::HostLimit> BudgetLimits(
-      const std::vector<Position>& positions,
-      const std::set<JobKey>& jobs) const;
+  std::vector<plan::HostLimit> HostLimits(
+      const std::vector<Position>& positions) const;
+  uint64_t NodeOf(const plan::RankProfile& profile) const;
   // Returns the host memory that `plans` of a member need.
   Bytes HostPromised(const Member& member,
                      const std::map<Rank, plan::RankPlan>& plans,
@@ -260,7 +247,7 @@ class JointPlanning {
     return MemberGrowth(scope) + LeaseGrowth(scope);
   }
 
-  // Returns the member's state; kTrains if the job is no member.
+  // kTrains if the job is no member.
   Member::State StateOf(const JobKey& job) const;
 
   const NodeConfig& config_;
@@ -273,9 +260,6 @@ class JointPlanning {
   std::vector<Asking> joining_;      // asking jobs, in the order of their turns
   Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
-  // The question that is being solved for all jobs together.
-  std::vector<Position> positions_;
-  plan::NodeResources resources_;
   NextRound next_;
   UnitCache units_;
 };

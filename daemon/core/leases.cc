@@ -86,13 +86,11 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
   std::set<PoolId> pools;
   for (const auto& [extent, made] : outcomes) {
     pools.insert(ledger_.PoolOfMaking(extent));
-    const auto decided = made.ok()
-                             ? ledger_.ExtentMade(extent, now, effects)
-                             : ledger_.ExtentFailed(extent, made, now, effects);
+    const auto decided = ledger_.ExtentMade(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
   // Leases behind these in the pool's queue progress too.
-  for (const Ledger::Progress& each :
+  for (const auto& [lease, each] :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
         each.session, LeaseProgressNotice{each.request, each.made, each.size}});

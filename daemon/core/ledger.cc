@@ -17,34 +17,20 @@ Ledger::Ledger(const NodeConfig& config)
                config.named_job_limits),
       allowances_(limits_.changes_per_second,
                   static_cast<double>(limits_.each)) {
-  const std::string_view holders = OutsideHolders(config.driver);
+  const auto add = [&](PoolId id, const auto& of) {
+    pools_.emplace(id, Pool(id, of.pool, config.extent.of(id.kind),
+                            OutsideHolders(config.driver)));
+    spare_[id] = of.spare;
+  };
   for (const GpuConfig& gpu : config.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
-    pools_.emplace(id, Pool(id, gpu.pool, config.extent.gpu, holders));
-    spare_[id] = gpu.spare;
+    add(id, gpu);
     if (!gpu.fault.empty()) faulty_.insert(id);
   }
   SetOutside({});
   for (const HostConfig& host : config.hosts) {
-    const PoolId id{PoolKind::kHost, host.numa.value()};
-    pools_.emplace(id, Pool(id, host.pool, config.extent.host, holders));
-    spare_[id] = host.spare;
+    add({PoolKind::kHost, host.numa.value()}, host);
   }
-}
-
-PrincipalId Ledger::Intern(const Principal& principal) {
-  KnownPrincipal* known = principals_.Find(principal);
-  if (known == nullptr) {
-    known =
-        &principals_.Insert(principal, {PrincipalId(rest_.next_principal++)});
-  }
-  ++known->holders;
-  known->alone_since = absl::InfiniteFuture();
-  return known->id;
-}
-
-PrincipalId Ledger::IdOf(const Principal& principal) const {
-  return FindOr(principals_, principal).id;
 }
 
 void Ledger::ForgetPrincipals() {
@@ -62,14 +48,28 @@ void Ledger::EraseHolder(SessionId session, absl::Time now) {
 }
 
 void Ledger::Open(SessionId session, const JobKey& job) {
-  const PrincipalId id = Intern(job.principal);
-  holders_.Insert(session, {.job = job, .principal = id});
-  ++principals_.Edit(job.principal).open;
+  KnownPrincipal* known = principals_.Find(job.principal);
+  if (known == nullptr) {
+    known = &principals_.Insert(job.principal);
+    known->id = PrincipalId(rest_.next_principal++);
+  }
+  ++known->holders;
+  ++known->open;
+  known->alone_since = absl::InfiniteFuture();
+  const PrincipalId heir = known->id;
+  holders_.Insert(session, {.job = job, .principal = heir});
   bool inherits = false;
-  for (const auto& [who, known] : principals_) {
-    if (known.holders > 0 || !Inherits(who, job.principal)) continue;
-    GiveIdleHost(known.id, id);
+  for (const auto& [who, ended] : principals_) {
+    if (ended.holders > 0 || !Inherits(who, job.principal)) continue;
     inherits = true;
+    // Idle host memory goes to the heir, up to its limit of extents.
+    for (auto& [id, pool] : pools_) {
+      if (id.kind != PoolKind::kHost) continue;
+      const size_t room = limits_.each - std::min(Owned(heir), limits_.each);
+      for (ExtentId each : pool.OldestKept(room, {}, ended.id)) {
+        pool.GiveTo(each, heir);
+      }
+    }
   }
   if (inherits) ForgetPrincipals();
 }
@@ -92,14 +92,13 @@ void Ledger::Merge(SessionId from, SessionId to, absl::Time now) {
 }
 
 void Ledger::Gone(SessionId session, absl::Time now, Effects& effects) {
-  const HolderState* found = FindOrNull(holders_, session);
-  if (found == nullptr) return;
-  const HolderState& holder = *found;
-  SLUICE_CHECK(holder.state == HolderState::State::kClosed);
+  const HolderState* holder = FindOrNull(holders_, session);
+  if (holder == nullptr) return;
+  SLUICE_CHECK(holder->state == HolderState::State::kClosed);
   for (auto& [id, pool] : pools_) {
     const Pool::Left left = pool.HolderGone(session);
     for (ExtentId extent : left.unquarantined) {
-      Linger(extent, id, holder.job, LingeringState::Origin::kOrphaned);
+      Linger(extent, id, holder->job, LingeringState::Origin::kOrphaned);
     }
     for (ExtentId extent : left.alone) {
       lingering_.Edit(extent).answer = LingeringState::Answer::kNotYet;
@@ -229,44 +228,34 @@ RequestId Ledger::End(LeaseId id, absl::Time now) {
   return request;
 }
 
-MakingState Ledger::TakeMaking(ExtentId id) {
-  const MakingState making = making_.Edit(id);
-  making_.erase(id);
-  return making;
-}
-
-std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id, absl::Time now,
+std::optional<Ledger::Decided> Ledger::ExtentMade(ExtentId id,
+                                                  const absl::Status& made,
+                                                  absl::Time now,
                                                   Effects& effects) {
-  const MakingState making = TakeMaking(id);
-  ++counts_.made;
+  const MakingState making = making_.at(id);
+  making_.erase(id);
   Pool& pool = pools_.at(making.pool);
-  pool.Made(id);
-  if (!making.lease) {
-    pool.Return(id, now);
-    return std::nullopt;
+  if (made.ok()) {
+    ++counts_.made;
+    pool.Made(id);
+    if (!making.lease) pool.Return(id, now);
+  } else {
+    pool.Failed(id);
+    ForgetPrincipals();  // this may have been the last extent of its principal
   }
-  if (--leases_.Edit(*making.lease).making > 0) return std::nullopt;
-  return Finish(*making.lease, now, effects);
-}
-
-std::optional<Ledger::Decided> Ledger::ExtentFailed(ExtentId id,
-                                                    const absl::Status& why,
-                                                    absl::Time now,
-                                                    Effects& effects) {
-  const MakingState making = TakeMaking(id);
-  pools_.at(making.pool).Failed(id);
-  ForgetPrincipals();  // this may have been the last extent of its principal
   if (!making.lease) return std::nullopt;
   LeaseState& lease = leases_.Edit(*making.lease);
-  std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
-  if (lease.state == LeaseState::State::kMaking) lease.failure = why;
-  lease.state = LeaseState::State::kFailing;
+  if (!made.ok()) {
+    std::erase_if(lease.slices, [&](const Slice& s) { return s.id == id; });
+    if (lease.state == LeaseState::State::kMaking) lease.failure = made;
+    lease.state = LeaseState::State::kFailing;
+  }
   if (--lease.making > 0) return std::nullopt;
   return Finish(*making.lease, now, effects);
 }
 
-std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
-                                             absl::Time then) const {
+std::map<LeaseId, Ledger::Progress> Ledger::Making(
+    const std::set<PoolId>& pools, absl::Time then) const {
   std::map<LeaseId, Progress> found;
   for (const auto& [id, making] : making_) {
     if (!making.lease) continue;
@@ -277,9 +266,7 @@ std::vector<Ledger::Progress> Ledger::Making(const std::set<PoolId>& pools,
     Progress& progress = found.try_emplace(*making.lease, none).first->second;
     progress.made -= pools_.at(making.pool).SizeOf(id);
   }
-  std::vector<Progress> all;
-  for (const auto& [id, progress] : found) all.push_back(progress);
-  return all;
+  return found;
 }
 
 std::optional<RequestId> Ledger::Free(SessionId session, LeaseId lease,
@@ -332,28 +319,26 @@ void Ledger::AskAgain(absl::Time now, Effects& effects) {
 }
 
 Bytes Ledger::HolderKnown(ExtentId id, Held held, absl::Time now) {
-  LingeringState* found = lingering_.Find(id);
-  if (found == nullptr) return Bytes(0);
-  LingeringState& lingering = *found;
-  Pool& pool = pools_.at(lingering.pool);
+  LingeringState* lingering = lingering_.Find(id);
+  if (lingering == nullptr) return Bytes(0);
+  Pool& pool = pools_.at(lingering->pool);
   if (held == Held::kYes) {
-    lingering.answer = LingeringState::Answer::kHeld;
+    lingering->answer = LingeringState::Answer::kHeld;
     rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
     return Bytes(0);
   }
   if (held == Held::kUnknown && pool.HasHolders(id)) {
-    lingering.answer = LingeringState::Answer::kUnknown;
+    lingering->answer = LingeringState::Answer::kUnknown;
     return Bytes(0);
   }
-  const bool of_the_dead =
-      lingering.origin == LingeringState::Origin::kOrphaned;
-  const bool host = lingering.pool.kind == PoolKind::kHost;
+  const bool returns = lingering->origin == LingeringState::Origin::kOrphaned &&
+                       lingering->pool.kind == PoolKind::kHost;
   const Bytes size = pool.SizeOf(id);
   ChargeLingering({id}, false);
-  recharged_.insert(lingering.job.principal);
+  recharged_.insert(lingering->job.principal);
   pool.Back(id, now);
   lingering_.erase(id);
-  return of_the_dead && host ? size : Bytes(0);
+  return returns ? size : Bytes(0);
 }
 
 Bytes Ledger::SetOutside(HeldOutside held) {
@@ -370,16 +355,6 @@ Bytes Ledger::SetOutside(HeldOutside held) {
   return came_back;
 }
 
-absl::Status Ledger::Admit(const JobKey& job, PoolId pool, Bytes size,
-                           const Pool::Parts& parts) {
-  // Lingering memory is charged already, perhaps to another job, so it is
-  // refunded before the lease is charged.
-  ChargeLingering(parts.reuse, false);
-  absl::Status admitted = budgets_.Admit(job, pool.kind, size);
-  if (!admitted.ok()) ChargeLingering(parts.reuse, true);
-  return admitted;
-}
-
 // Chooses the extents of a lease. If new extents would exceed the budget,
 // chooses again as in a full pool, which prefers lingering extents of the
 // principal: these are charged already, so leasing them again costs nothing.
@@ -392,17 +367,25 @@ Ledger::Chosen Ledger::Choose(const HolderState& holder,
   // A GPU lease must not exceed the request, since a rank's GPU memory is a
   // hard limit; a host lease may be a little larger.
   const bool exact = kind == PoolKind::kGpu;
+  // Lingering memory is charged already, perhaps to another job, so it is
+  // refunded before the lease is charged.
+  const auto admit = [&](Bytes size, const std::vector<ExtentId>& reused) {
+    ChargeLingering(reused, false);
+    absl::Status admitted = budgets_.Admit(job, kind, size);
+    if (!admitted.ok()) ChargeLingering(reused, true);
+    return admitted;
+  };
   auto parts =
       pool.Choose(holder.principal, asked.size,
                   exact ? asked.size : budgets_.Left(job, kind), withheld);
   absl::Status admitted =
-      Admit(job, asked.pool, asked.size, parts.ok() ? *parts : Pool::Parts{});
+      admit(asked.size, parts.ok() ? parts->reuse : std::vector<ExtentId>());
   if (admitted.ok()) return {std::move(parts)};
   const Bytes left = std::max(budgets_.Left(job, kind), Bytes(0));
   parts = pool.Choose(holder.principal, asked.size,
                       exact ? asked.size : std::max(asked.size, HostLeft(job)),
                       std::max(withheld, pool.free() - left));
-  if (parts.ok() && Admit(job, asked.pool, pool.SizeOf(*parts), *parts).ok()) {
+  if (parts.ok() && admit(pool.SizeOf(*parts), parts->reuse).ok()) {
     return {std::move(parts)};
   }
   return {std::move(admitted), RefusedBy::kBudget};
@@ -420,28 +403,25 @@ void Ledger::ChargeLingering(const std::vector<ExtentId>& extents,
 }
 
 template <typename Mine>
-Bytes Ledger::LingeringHost(Mine mine) const {
-  Bytes sum;
+Bytes Ledger::HostLeft(Bytes of_budget, Mine mine) const {
+  if (of_budget >= Limits::kUnlimited) return of_budget;
   for (const auto& [id, each] : lingering_) {
     if (each.pool.kind == PoolKind::kHost && mine(each.job)) {
-      sum += pools_.at(each.pool).SizeOf(id);
+      of_budget += pools_.at(each.pool).SizeOf(id);
     }
   }
-  return sum;
+  return of_budget;
 }
 
 Bytes Ledger::HostLeft(const Principal& principal) const {
-  const Bytes left = budgets_.LeftOfPrincipal(principal, PoolKind::kHost);
-  if (left >= Limits::kUnlimited) return left;
-  return left + LingeringHost([&](const JobKey& job) {
-           return job.principal == principal;
-         });
+  return HostLeft(
+      budgets_.LeftOfPrincipal(principal, PoolKind::kHost),
+      [&](const JobKey& job) { return job.principal == principal; });
 }
 
 Bytes Ledger::HostLeft(const JobKey& job) const {
-  const Bytes left = budgets_.LeftOfJob(job, PoolKind::kHost);
-  if (left >= Limits::kUnlimited) return left;
-  return left + LingeringHost([&](const JobKey& each) { return each == job; });
+  return HostLeft(budgets_.LeftOfJob(job, PoolKind::kHost),
+                  [&](const JobKey& each) { return each == job; });
 }
 
 // --- The limits of extents and of their changes
@@ -466,7 +446,7 @@ size_t Ledger::HeldBack(PrincipalId from) const {
     if (known.id == from || known.open == 0) continue;
     const size_t due = limits_.per_rank * static_cast<size_t>(known.open);
     const size_t has = Owned(known.id);
-    sum += due > has ? due - has : 0;
+    sum += due - std::min(due, has);
   }
   return std::min(sum, limits_.all);
 }
@@ -504,8 +484,8 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
   const size_t most =
       std::min(limits_.all - HeldBack(holder.principal),
                static_cast<size_t>(share.all_for(static_cast<int64_t>(owned))));
-  size_t over_own = owned > limits_.each ? owned - limits_.each : 0;
-  size_t over_all = all > most ? all - most : 0;
+  const size_t over_own = owned - std::min(owned, limits_.each);
+  size_t over_all = all - std::min(all, most);
   const auto take = [&](size_t count, std::optional<PrincipalId> of) {
     const auto from = [&](PoolId id) {
       for (ExtentId each : pools_.at(id).OldestKept(count, spared, of)) {
@@ -597,17 +577,6 @@ absl::Time Ledger::NextTrim() const {
   return next;
 }
 
-void Ledger::GiveIdleHost(PrincipalId from, PrincipalId heir) {
-  for (auto& [id, pool] : pools_) {
-    if (id.kind != PoolKind::kHost) continue;
-    const size_t has = Owned(heir);
-    const size_t room = limits_.each > has ? limits_.each - has : 0;
-    for (ExtentId each : pool.OldestKept(room, {}, from)) {
-      pool.GiveTo(each, heir);
-    }
-  }
-}
-
 Bytes Ledger::IdleHost() const {
   Bytes idle;
   for (const auto& [id, pool] : pools_) {
@@ -629,32 +598,18 @@ void Ledger::GiveUpIdleHost(Bytes bytes, Effects& effects) {
   Destroy(idle, effects);
 }
 
-void Ledger::CheckExtents() const {
-  SLUICE_CHECK(Extents() <= limits_.all && to_ask_.empty());
-  std::map<PoolId, Bytes> lingering;
-  for (const auto& [id, each] : lingering_) {
-    const Pool& pool = pools_.at(each.pool);
-    SLUICE_CHECK(pool.IsLingering(id));
-    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
-                 pool.HasHolders(id));
-    lingering[each.pool] += pool.SizeOf(id);
-  }
-  for (const auto& [id, pool] : pools_) {
-    SLUICE_CHECK(lingering[id] == pool.lingering());
-  }
-}
-
 // --- Reservations, and the memory that they withhold
 
-Bytes Ledger::HeldBy(const Reservations& reserved, PoolId pool,
-                     const Principal& reserver) const {
-  Bytes held;
+Bytes Ledger::Unused(const Reservations& reserved, PoolId pool,
+                     const Principal& reserver,
+                     const Reservation& reservation) const {
+  Bytes unused = reservation.bytes;
   for (auto each = principals_.lower_bound({reserver.uid, ""});
        each != principals_.end() && each->first.uid == reserver.uid; ++each) {
     if (ReserverOf(reserved, pool, each->first) != reserver) continue;
-    held += pools_.at(pool).ChargedTo(each->second.id);
+    unused -= pools_.at(pool).ChargedTo(each->second.id);
   }
-  return held;
+  return std::max(unused, Bytes(0));
 }
 
 Bytes Ledger::Withheld(const Reservations& reserved, PoolId pool,
@@ -665,8 +620,7 @@ Bytes Ledger::Withheld(const Reservations& reserved, PoolId pool,
   if (from != nullptr) own = ReserverOf(reserved, pool, *from);
   Bytes sum;
   for (const auto& [whose, each] : *users) {
-    if (whose == own) continue;
-    sum += std::max(each.bytes - HeldBy(reserved, pool, whose), Bytes(0));
+    if (whose != own) sum += Unused(reserved, pool, whose, each);
   }
   return sum;
 }
@@ -720,24 +674,11 @@ std::vector<ReservationLine> Ledger::ReservationLines() const {
   std::vector<ReservationLine> lines;
   for (const auto& [pool, users] : reservations_) {
     for (const auto& [whose, each] : users) {
-      const Bytes held = HeldBy(reservations_, pool, whose);
       lines.push_back({pool, whose, each.bytes,
-                       std::max(each.bytes - held, Bytes(0)), each.by});
+                       Unused(reservations_, pool, whose, each), each.by});
     }
   }
   return lines;
-}
-
-// The unused part of a pool's reservations is free, or held outside.
-void Ledger::CheckReservations() const {
-  for (const auto& [id, users] : reservations_) {
-    SLUICE_CHECK(!users.empty());
-    for (const auto& [whose, each] : users) SLUICE_CHECK(each.bytes > Bytes(0));
-    const Pool& pool = pools_.at(id);
-    SLUICE_CHECK(Withheld(id, nullptr) <= pool.total() - pool.leased() -
-                                              pool.quarantined() -
-                                              pool.lingering());
-  }
 }
 
 // --- What a waiting lease lacks, and whether waiting can help
@@ -778,7 +719,7 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
                                            Bytes promised) const {
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
-  const PrincipalId id = IdOf(job.principal);
+  const PrincipalId id = FindOr(principals_, job.principal).id;
   // The principal's own lingering memory is charged already, and can be leased
   // again as it is.
   const Bytes withheld = Withheld(asked.pool, &job.principal);
@@ -798,14 +739,14 @@ Bytes Ledger::ReservedFor(PoolId pool, const Principal& whose) const {
   const Principal reserver = ReserverOf(reservations_, pool, whose);
   const auto* users = FindOrNull(reservations_, pool);
   const Reservation* own = users ? FindOrNull(*users, reserver) : nullptr;
-  if (own == nullptr) return Bytes(0);
-  return std::max(own->bytes - HeldBy(reservations_, pool, reserver), Bytes(0));
+  return own ? Unused(reservations_, pool, reserver, *own) : Bytes(0);
 }
 
 // --- Reading, saving and checking the ledger
 
 Bytes Ledger::UsableBy(PoolId pool, const Principal& principal) const {
-  return pools_.at(pool).UsableBy(IdOf(principal), Withheld(pool, &principal));
+  return pools_.at(pool).UsableBy(FindOr(principals_, principal).id,
+                                  Withheld(pool, &principal));
 }
 
 Bytes Ledger::UsableByAnyone(PoolId pool) const {
@@ -861,7 +802,7 @@ LedgerState Ledger::Save() const {
   saved.making = making_.rows();
   saved.holders = holders_.rows();
   for (const auto& [principal, known] : principals_) {
-    saved.principals[principal] = {known.id, known.alone_since};
+    saved.principals[principal] = known;
   }
   saved.lingering = lingering_.rows();
   static_cast<LedgerRest&>(saved) = rest_;
@@ -878,8 +819,7 @@ void Ledger::Load(const LedgerState& saved) {
   making_.Load(saved.making);
   holders_.Load(saved.holders);
   for (const auto& [principal, known] : saved.principals) {
-    principals_.Insert(principal,
-                       {.id = known.id, .alone_since = known.alone_since});
+    principals_.Insert(principal, {known});
   }
   for (const auto& [id, holder] : holders_) {
     KnownPrincipal& known = principals_.Edit(holder.job.principal);
@@ -937,8 +877,27 @@ void Ledger::CheckInvariants() const {
   CheckLeases();
   CheckHolders();
   CheckCharges();
-  CheckExtents();
-  CheckReservations();
+  SLUICE_CHECK(Extents() <= limits_.all && to_ask_.empty());
+  std::map<PoolId, Bytes> lingering;
+  for (const auto& [id, each] : lingering_) {
+    const Pool& pool = pools_.at(each.pool);
+    SLUICE_CHECK(pool.IsLingering(id));
+    SLUICE_CHECK(each.answer != LingeringState::Answer::kUnknown ||
+                 pool.HasHolders(id));
+    lingering[each.pool] += pool.SizeOf(id);
+  }
+  for (const auto& [id, pool] : pools_) {
+    SLUICE_CHECK(lingering[id] == pool.lingering());
+  }
+  for (const auto& [id, users] : reservations_) {
+    SLUICE_CHECK(!users.empty());
+    for (const auto& [whose, each] : users) SLUICE_CHECK(each.bytes > Bytes(0));
+    // The unused part of a pool's reservations is free, or held outside.
+    const Pool& pool = pools_.at(id);
+    SLUICE_CHECK(Withheld(id, nullptr) <= pool.total() - pool.leased() -
+                                              pool.quarantined() -
+                                              pool.lingering());
+  }
 }
 
 // Checks that pools count as leased exactly the extents of leases and those
@@ -997,28 +956,19 @@ void Ledger::CheckHolders() const {
 // Checks that holders are charged for what pools quarantine, and budgets for
 // what is leased, lingers or is quarantined.
 void Ledger::CheckCharges() const {
-  Amounts leased, lingering, quarantined, owed, charged;
+  Amounts expected, quarantined, owed, charged;
   for (const auto& [id, lease] : leases_) {
-    leased.of(lease.pool.kind) += lease.size;
+    expected.of(lease.pool.kind) += lease.size;
   }
   for (const auto& [id, pool] : pools_) {
     quarantined.of(id.kind) += pool.quarantined();
-    lingering.of(id.kind) += pool.lingering();
+    expected.of(id.kind) += pool.quarantined() + pool.lingering();
   }
-  for (const auto& [id, holder] : holders_) {
-    owed.gpu += holder.quarantined.gpu;
-    owed.host += holder.quarantined.host;
-  }
+  for (const auto& [id, holder] : holders_) owed += holder.quarantined;
   for (const BudgetLine& line : budgets_.Lines()) {
-    if (!line.job.empty()) continue;
-    charged.gpu += line.gpu_used;
-    charged.host += line.host_used;
+    if (line.job.empty()) charged += {line.gpu_used, line.host_used};
   }
-  SLUICE_CHECK(owed == quarantined);
-  for (const PoolKind kind : {PoolKind::kGpu, PoolKind::kHost}) {
-    SLUICE_CHECK(charged.of(kind) ==
-                 leased.of(kind) + lingering.of(kind) + quarantined.of(kind));
-  }
+  SLUICE_CHECK(owed == quarantined && charged == expected);
 }
 
 }  // namespace sluice::daemon

@@ -1,9 +1,6 @@
 // The ledger: which session holds which memory, and how much each may have.
 //
-// The ledger owns the pools, the budgets, the leases with the extents that are
-// being made for them, and the account of each session that may lease (a
-// *holder*). The outcome of a lease is returned (`Decided`); Leases answers the
-// client.
+// A *holder* is the account of a session that may lease.
 //
 // States of a lease:
 //   making   extents are requested from the device
@@ -16,13 +13,8 @@
 //   (gone)   its process ended
 //
 // Memory that is returned while a process can still reach it *lingers*
-// (pool.h): it stays charged to its job. The device is asked which extents
-// processes still reach (AskHolders): at once, and then every kAskEvery while
-// any linger, a few at a time.
-//
-// Each extent has a descriptor, so the number of extents is limited
-// (ExtentLimits). Idle extents are destroyed if there are too many, after some
-// time, and some time after their principal's last process has ended.
+// (pool.h): it stays charged to its job. README.md has the rules of lingering
+// and idle extents.
 //
 // CHECKs: an extent that was not requested, a session that is no holder.
 // Thread safety: one thread (core.h).
@@ -85,11 +77,9 @@ class Ledger {
   };
   Asked Lease(SessionId session, RequestId request, const LeaseRequest& asked,
               absl::Time now, Effects& effects);
-  std::optional<Decided> ExtentMade(ExtentId id, absl::Time now,
-                                    Effects& effects);
-  std::optional<Decided> ExtentFailed(ExtentId id, const absl::Status& why,
-                                      absl::Time now, Effects& effects);
-  // REQUIRES: the extent is being made.
+  // The device has made the extent, or could not, as `made` says.
+  std::optional<Decided> ExtentMade(ExtentId id, const absl::Status& made,
+                                    absl::Time now, Effects& effects);
   PoolId PoolOfMaking(ExtentId id) const { return making_.at(id).pool; }
   // A lease that waits for extents.
   struct Progress {
@@ -98,8 +88,8 @@ class Ledger {
     Bytes made, size;
   };
   // Returns those of `pools` that were requested by `then`.
-  std::vector<Progress> Making(const std::set<PoolId>& pools,
-                               absl::Time then) const;
+  std::map<LeaseId, Progress> Making(const std::set<PoolId>& pools,
+                                     absl::Time then) const;
   // Returns the request that asked for the lease; nullopt: no such lease.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
@@ -110,7 +100,6 @@ class Ledger {
   // Handles the device's answer about an extent; ignored if the extent no
   // longer lingers. Returns how much host memory of dead processes became free.
   Bytes HolderKnown(ExtentId id, Held held, absl::Time now);
-  // Asks the device again about lingering extents, if kAskEvery has passed.
   void AskAgain(absl::Time now, Effects& effects);
 
   // --- what is idle
@@ -139,7 +128,7 @@ class Ledger {
   // --- budgets
   Budgets& budgets() { return budgets_; }
   const Budgets& budgets() const { return budgets_; }
-  // Returns the principals charged or refunded since the last call.
+  // Principals charged or refunded since the last call.
   std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
   // --- reservations
@@ -162,10 +151,9 @@ class Ledger {
 
   // --- leases that wait
   // Returns why the lease could not be granted even if all memory were free:
-  // the request is invalid, exceeds a limit or the part of the pool that is not
-  // reserved for others, or needs too many extents.
+  // it is invalid, or exceeds a limit or what is not reserved for others.
   absl::Status MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
-  // Returns what the lease lacks, computed from sums alone; nullopt if nothing.
+  // Returns what the lease lacks, by sums alone; nullopt if nothing.
   // `promised`: memory of the pool that others will get. REQUIRES: the pool
   // exists.
   std::optional<Waiter::Lacks> Lacks(const JobKey& job,
@@ -185,8 +173,7 @@ class Ledger {
   // its budget, including its own lingering memory. kUnlimited: no limit.
   Bytes HostLeft(const Principal& principal) const;
   Bytes HostLeft(const JobKey& job) const;
-  // Returns how much host memory the ranks of a job have leased on NUMA node
-  // `numa`, or on all nodes.
+  // Host memory that a job has leased on NUMA node `numa`, or on all nodes.
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
   Bytes Leased(SessionId session, PoolKind kind) const;
   std::set<LeaseId> LeasesOf(SessionId session) const {
@@ -207,10 +194,27 @@ class Ledger {
   // REQUIRES: an empty ledger of the same node.
   void Load(const LedgerState& saved);
   template <typename Each>
-  void EachTable(Each each);
+  void EachTable(Each each) {
+    for (auto& [id, pool] : pools_) {
+      each(pool.rows(),
+           [id = id](ExtentId extent, const Pool::Extent* row, auto& visit) {
+             const ExtentRow with{id, row ? *row : Pool::Extent{}};
+             visit(RowKind::kExtent, extent, row ? &with : nullptr);
+           });
+    }
+    each(leases_, SavedAs{RowKind::kLease});
+    each(making_, SavedAs{RowKind::kMaking});
+    each(holders_, SavedAs{RowKind::kHolder});
+    each(lingering_, SavedAs{RowKind::kLingering});
+    each(allowances_.rows(), SavedAs{RowKind::kAllowance});
+    each(principals_,
+         [](const Principal& who, const PrincipalState* row, auto& visit) {
+           visit(RowKind::kPrincipal, who, row);
+         });
+  }
   // Call after Load: asks the device again what it had not answered.
   void TakeOver(absl::Time now, Effects& effects);
-  // Returns the requests of leases that are not granted yet.
+  // The requests of leases that are not granted yet.
   std::map<SessionId, std::set<RequestId>> Asking() const;
   void AddLoose(LooseState& loose) const;
 
@@ -219,19 +223,18 @@ class Ledger {
  private:
   absl::Status CheckPool(PoolId pool) const;
   absl::Status CheckAsked(const LeaseRequest& asked) const;
-  // Returns how much of the pool the reservation's principals hold.
-  Bytes HeldBy(const Reservations& reserved, PoolId pool,
-               const Principal& reserver) const;
+  // Returns the part of a reservation that its principals do not hold.
+  Bytes Unused(const Reservations& reserved, PoolId pool,
+               const Principal& reserver, const Reservation& reservation) const;
   Bytes Withheld(const Reservations& reserved, PoolId pool,
                  const Principal* from) const;
   Decided Finish(LeaseId id, absl::Time now, Effects& effects);
-  // Erases the lease. Its slices return to the pool, or are quarantined if they
-  // were granted and the holder is closed.
+  // Erases the lease. Its slices return to the pool, or are quarantined.
   RequestId End(LeaseId id, absl::Time now);
   void Linger(ExtentId id, PoolId pool, const JobKey& job,
               LingeringState::Origin origin);
   using Idle = std::vector<std::pair<PoolId, ExtentId>>;
-  size_t Extents() const;  // how many there are
+  size_t Extents() const;
   size_t Owned(PrincipalId principal) const;
   absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
@@ -250,30 +253,20 @@ class Ledger {
     RefusedBy by = RefusedBy::kPool;  // if there are no parts
   };
   Chosen Choose(const HolderState& holder, const LeaseRequest& asked);
-  absl::Status Admit(const JobKey& job, PoolId pool, Bytes size,
-                     const Pool::Parts& parts);
   void ChargeLingering(const std::vector<ExtentId>& extents, bool charged);
-  // Returns how much host memory lingers of the jobs for which `mine` holds.
+  // Adds the lingering host memory of the jobs for which `mine` holds.
   template <typename Mine>
-  Bytes LingeringHost(Mine mine) const;
-  MakingState TakeMaking(ExtentId id);
-  PrincipalId Intern(const Principal& principal);
-  // Returns 0 for an unknown principal.
-  PrincipalId IdOf(const Principal& principal) const;
-  // Moves idle host memory to the heir, up to its limit of extents.
-  void GiveIdleHost(PrincipalId from, PrincipalId heir);
+  Bytes HostLeft(Bytes of_budget, Mine mine) const;
   // How long idle extents are kept, and how long after the end of their
   // principal's last process.
   absl::Duration KeptFor(PoolId pool) const;
   absl::Duration OrphansKeptFor(PoolId pool, const Principal& who) const;
-  // Forgets those without a holder and an extent.
+  // Forgets principals without a holder and an extent.
   void ForgetPrincipals();
   void EraseHolder(SessionId session, absl::Time now);
   void CheckLeases() const;
   void CheckHolders() const;
   void CheckCharges() const;
-  void CheckExtents() const;
-  void CheckReservations() const;
 
   const Bytes granularity_;
   const ExtentLimits limits_;
@@ -288,39 +281,14 @@ class Ledger {
   std::vector<ExtentId> to_ask_;  // only within one event
   std::map<PoolId, Bytes> spare_;
   std::set<PoolId> faulty_;  // of GPUs that cannot be used
-  struct KnownPrincipal {
-    PrincipalId id;
+  struct KnownPrincipal : PrincipalState {
     int holders = 0;
     int open = 0;  // number of open holders
-    // When its last process ended; InfiniteFuture while it has one.
-    absl::Time alone_since = absl::InfiniteFuture();
   };
   Table<Principal, KnownPrincipal> principals_;
   Allowances allowances_;  // for making and destroying extents
   ExtentCounts counts_;
   LedgerRest rest_;
 };
-
-template <typename Each>
-void Ledger::EachTable(Each each) {
-  for (auto& [id, pool] : pools_) {
-    each(pool.rows(),
-         [id = id](ExtentId extent, const Pool::Extent* row, auto& visit) {
-           const ExtentRow with{id, row ? *row : Pool::Extent{}};
-           visit(RowKind::kExtent, extent, row ? &with : nullptr);
-         });
-  }
-  each(leases_, SavedAs{RowKind::kLease});
-  each(making_, SavedAs{RowKind::kMaking});
-  each(holders_, SavedAs{RowKind::kHolder});
-  each(lingering_, SavedAs{RowKind::kLingering});
-  each(allowances_.rows(), SavedAs{RowKind::kAllowance});
-  each(principals_,
-       [](const Principal& who, const KnownPrincipal* known, auto& visit) {
-         PrincipalState row;
-         if (known) row = {known->id, known->alone_since};
-         visit(RowKind::kPrincipal, who, known ? &row : nullptr);
-       });
-}
 
 }  // namespace sluice::daemon

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "proto/base/overloaded.h"
 #include "proto/base/status.h"
 #include "proto/base/text.h"
 
@@ -24,76 +25,67 @@ std::string TextOf(const Drain& drain) {
 
 }  // namespace
 
-absl::StatusOr<std::string> LivePolicy::Put(const BudgetChange& change,
-                                            absl::Time now,
-                                            Policy& policy) const {
-  Budgets budgets = ledger_.budgets();
-  SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets.Get(change.target));
-  limits.gpu = change.gpu.value_or(limits.gpu);
-  limits.host = change.host.value_or(limits.host);
-  SLUICE_RETURN_IF_ERROR(
-      budgets.Set(change.target, limits, {true, change.who, now}));
-  policy.limits = budgets.Live();
-  const auto text = [](Bytes limit) {
-    return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
-  };
-  return fmt::format("{}: GPU {}, host {}, set by {}",
-                     change.target.job.empty()
-                         ? fmt::format("user {}", *change.target.uid)
-                         : "job " + Printable(change.target.job),
-                     text(limits.gpu), text(limits.host), Who(change.who));
-}
-
-absl::StatusOr<std::string> LivePolicy::Put(const ReservationChange& change,
-                                            absl::Time now,
-                                            Policy& policy) const {
-  const auto& [pool, whose, bytes, who] = change;
-  SLUICE_RETURN_IF_ERROR(ledger_.MayReserve(
-      pool, whose, bytes, joint_.PromisedBeside(pool, whose)));
-  SetReservation(policy.reservations, pool, whose, {bytes, {true, who, now}});
-  return fmt::format("{}: {} reserved for {}, set by {}", Name(pool),
-                     bytes > Bytes(0) ? FormatBytes(bytes) : "nothing is",
-                     Name(whose), Who(who));
-}
-
-absl::StatusOr<std::string> LivePolicy::Put(const DrainChange& change,
-                                            absl::Time now,
-                                            Policy& policy) const {
-  if (!change.drain && !drain_) {
-    return absl::FailedPreconditionError("the node is not drained");
-  }
-  policy.drain = change.drain;
-  if (!policy.drain) return "the node is not drained any more";
-  policy.drain->at = now;
-  return TextOf(*policy.drain);
-}
-
-absl::StatusOr<std::string> LivePolicy::Put(const LinksChange& change,
-                                            absl::Time now,
-                                            Policy& policy) const {
-  const char* const when = sessions_.ranks() > 0
-                               ? ", as soon as no rank is attached"
-                               : ", from now on";
-  policy.measured = change.measured;
-  if (!policy.measured) {
-    if (measured_) {
-      return fmt::format("links: what was measured is forgotten{}", when);
-    }
-    return absl::FailedPreconditionError(
-        "nothing that was measured is kept: there is nothing to forget");
-  }
-  MeasuredLinks& measured = *policy.measured;
-  SLUICE_RETURN_IF_ERROR(CheckMeasured(configured_links_, measured));
-  measured.by = {true, measured.by.who, now};
-  return fmt::format("links: measured speeds of {} are kept, set by {}{}",
-                     measured.links.size(), Who(measured.by.who), when);
-}
-
 absl::StatusOr<std::string> LivePolicy::Change(const PolicyChange& change,
                                                absl::Time now,
                                                Policy& policy) const {
-  return std::visit([&](const auto& typed) { return Put(typed, now, policy); },
-                    change);
+  using Text = absl::StatusOr<std::string>;
+  const Overloaded apply = {
+      [&](const BudgetChange& to) -> Text {
+        Budgets budgets = ledger_.budgets();
+        SLUICE_ASSIGN_OR_RETURN(Limits limits, budgets.Get(to.target));
+        limits.gpu = to.gpu.value_or(limits.gpu);
+        limits.host = to.host.value_or(limits.host);
+        SLUICE_RETURN_IF_ERROR(
+            budgets.Set(to.target, limits, {true, to.who, now}));
+        policy.limits = budgets.Live();
+        const auto text = [](Bytes limit) {
+          return limit == Limits::kUnlimited ? "unlimited" : FormatBytes(limit);
+        };
+        return fmt::format("{}: GPU {}, host {}, set by {}",
+                           to.target.job.empty()
+                               ? fmt::format("user {}", *to.target.uid)
+                               : "job " + Printable(to.target.job),
+                           text(limits.gpu), text(limits.host), Who(to.who));
+      },
+      [&](const ReservationChange& to) -> Text {
+        SLUICE_RETURN_IF_ERROR(
+            ledger_.MayReserve(to.pool, to.whose, to.bytes,
+                               joint_.PromisedBeside(to.pool, to.whose)));
+        SetReservation(policy.reservations, to.pool, to.whose,
+                       {to.bytes, {true, to.who, now}});
+        return fmt::format(
+            "{}: {} reserved for {}, set by {}", Name(to.pool),
+            to.bytes > Bytes(0) ? FormatBytes(to.bytes) : "nothing is",
+            Name(to.whose), Who(to.who));
+      },
+      [&](const DrainChange& to) -> Text {
+        if (!to.drain && !drain_) {
+          return absl::FailedPreconditionError("the node is not drained");
+        }
+        policy.drain = to.drain;
+        if (!policy.drain) return "the node is not drained any more";
+        policy.drain->at = now;
+        return TextOf(*policy.drain);
+      },
+      [&](const LinksChange& to) -> Text {
+        const char* const when = sessions_.ranks() > 0
+                                     ? ", as soon as no rank is attached"
+                                     : ", from now on";
+        policy.measured = to.measured;
+        if (!policy.measured && !measured_) {
+          return absl::FailedPreconditionError(
+              "nothing that was measured is kept: there is nothing to forget");
+        }
+        if (!policy.measured) {
+          return fmt::format("links: what was measured is forgotten{}", when);
+        }
+        MeasuredLinks& measured = *policy.measured;
+        SLUICE_RETURN_IF_ERROR(CheckMeasured(configured_links_, measured));
+        measured.by = {true, measured.by.who, now};
+        return fmt::format("links: measured speeds of {} are kept, set by {}{}",
+                           measured.links.size(), Who(measured.by.who), when);
+      }};
+  return std::visit(apply, change);
 }
 
 absl::StatusOr<Policy> LivePolicy::With(const PolicyChange& change,
@@ -136,13 +128,13 @@ absl::Status LivePolicy::Start(const Policy& policy, absl::Time now) {
   const absl::Status fits = CheckMeasured(configured_links_, *measured_);
   if (fits.ok()) {
     config_.links = LinksWith(configured_links_, *measured_);
-    return absl::OkStatus();
+  } else {
+    journal_.Log(now, EventKind::kStart,
+                 fmt::format("what was measured of links is not used: {}; "
+                             "sluicectl bandwidth forget drops it",
+                             std::string(fits.message())),
+                 {config_.own_uid, ""});
   }
-  journal_.Log(now, EventKind::kStart,
-               fmt::format("what was measured of links is not used: {}; "
-                           "sluicectl bandwidth forget drops it",
-                           std::string(fits.message())),
-               {config_.own_uid, ""});
   return absl::OkStatus();
 }
 

@@ -46,7 +46,7 @@ class LivePolicy {
   // Applies the policy that an earlier daemon kept. REQUIRES: no session yet.
   // InvalidArgument: it reserves more than this node has.
   absl::Status Start(const Policy& policy, absl::Time now);
-  // Runs after each event: applies measured links when that is allowed.
+  // Applies measured links when that is allowed.
   void UseMeasured(Effects& effects);
 
   const std::optional<Drain>& drain() const { return drain_; }
@@ -61,14 +61,6 @@ class LivePolicy {
   // Changes `policy`; returns the text for the log.
   absl::StatusOr<std::string> Change(const PolicyChange& change, absl::Time now,
                                      Policy& policy) const;
-  absl::StatusOr<std::string> Put(const BudgetChange& change, absl::Time now,
-                                  Policy& policy) const;
-  absl::StatusOr<std::string> Put(const ReservationChange& change,
-                                  absl::Time now, Policy& policy) const;
-  absl::StatusOr<std::string> Put(const DrainChange& change, absl::Time now,
-                                  Policy& policy) const;
-  absl::StatusOr<std::string> Put(const LinksChange& change, absl::Time now,
-                                  Policy& policy) const;
   void Enforce(const Policy& policy);
 
   NodeConfig& config_;

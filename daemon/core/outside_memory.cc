@@ -16,16 +16,14 @@ Bytes OutsideMemory::Set(HeldOutside held, absl::Time now) {
   for (const auto& [id, pool] : ledger_.pools()) {
     const bool before = ledger_.OutsideIn(id, ledger_.outside()) > Bytes(0);
     const Bytes after = ledger_.OutsideIn(id, held);
-    if (!before && after > Bytes(0)) {
-      journal_.Log(
-          now, EventKind::kStart,
-          fmt::format("{}: of {}, {}", Name(id), FormatBytes(pool.total()),
-                      OutsideText(after, OutsideHolders(config_.driver))),
-          own);
-    } else if (before && after == Bytes(0)) {
-      journal_.Log(now, EventKind::kDeath,
-                   Name(id) + ": nothing is held outside leases any more", own);
-    }
+    if (before == (after > Bytes(0))) continue;
+    journal_.Log(
+        now, before ? EventKind::kDeath : EventKind::kStart,
+        before
+            ? Name(id) + ": nothing is held outside leases any more"
+            : fmt::format("{}: of {}, {}", Name(id), FormatBytes(pool.total()),
+                          OutsideText(after, OutsideHolders(config_.driver))),
+        own);
   }
   return ledger_.SetOutside(std::move(held));
 }

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "proto/base/text.h"
 
 namespace sluice::daemon {
@@ -56,7 +56,7 @@ absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
     }
     if (absl::Status bad = CheckSpeeds(name, link); !bad.ok()) return bad;
   }
-  const auto made = TopologyOf(LinksWith(configured, measured));
+  const auto made = bandwidth::Topology::Make(LinksWith(configured, measured));
   if (made.ok()) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
       "what was measured does not go with the speeds that the configuration "

@@ -24,7 +24,6 @@
 #include "daemon/core/session.h"
 #include "daemon/core/waiting.h"
 #include "daemon/quota/allowance.h"
-#include "proto/plan/request.h"
 
 namespace sluice::daemon {
 
@@ -144,13 +143,10 @@ struct NextRound {
 
 struct JointPlanningState {
   std::map<SessionId, AttachedRank> attached;
-  PlanRounds::Saved rounds;
+  PlanRounds rounds;
   std::vector<Asking> joining;       // in the order of their turns
   std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
   std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
-  // The question that is being solved for all jobs together.
-  std::vector<Position> positions;
-  plan::NodeResources resources;
   NextRound next;
   bool operator==(const JointPlanningState&) const = default;
 };

@@ -16,9 +16,17 @@ void JobSeries::Began(const JobKey& job, absl::Time now) {
   ForgetEnded(now);
   if (Series* series = FindOrNull(jobs_, job)) {
     series->ended.reset();
-  } else if (jobs_.size() < kMost || MakeRoom()) {
-    jobs_.try_emplace(job);
+    return;
   }
+  if (jobs_.size() >= kMost) {
+    const auto end = [](const auto& each) {
+      return each.second.ended.value_or(absl::InfiniteFuture());
+    };
+    const auto first = std::ranges::min_element(jobs_, {}, end);
+    if (!first->second.ended) return;
+    jobs_.erase(first);
+  }
+  jobs_.try_emplace(job);
 }
 
 void JobSeries::Ended(const JobKey& job, absl::Time now) {
@@ -40,15 +48,6 @@ void JobSeries::ForgetEnded(absl::Time now) {
   std::erase_if(jobs_, [&](const auto& entry) {
     return entry.second.ended && *entry.second.ended + kKept <= now;
   });
-}
-
-bool JobSeries::MakeRoom() {
-  const auto first = std::ranges::min_element(jobs_, {}, [](const auto& each) {
-    return each.second.ended.value_or(absl::InfiniteFuture());
-  });
-  if (first == jobs_.end() || !first->second.ended) return false;
-  jobs_.erase(first);
-  return true;
 }
 
 }  // namespace sluice::daemon

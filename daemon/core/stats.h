@@ -110,19 +110,18 @@ struct JobStats {
   void Add(const JobStats& more);
 };
 
-// Counters of each job, for metrics. The number of jobs is limited, because
-// users choose the names of jobs freely. A job is kept while it has a session,
-// and for kKept longer, so that its last values are still scraped. If kMost are
-// kept, a new job replaces the one that ended first; if all of them still have
-// sessions, it is counted in `other`.
+// Counters of each job. Limited, because users choose the names of jobs freely.
+// A job is kept while it has a session, and for kKept longer, so that its last
+// values are still scraped. If kMost are kept, a new job replaces the one that
+// ended first; if all of them still have sessions, it is counted in `other`.
 class JobSeries {
  public:
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // Called when a session of the job begins, the first or a further one.
+  // A session of the job begins, the first or a further one.
   void Began(const JobKey& job, absl::Time now);
-  // Called when the job's last session has ended.
+  // The job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);
   // Returns the job's own counters, or `other` if it has none.
   JobStats& Of(const JobKey& job);
@@ -141,8 +140,6 @@ class JobSeries {
 
  private:
   void ForgetEnded(absl::Time now);
-  // Drops the job that ended first. Returns false if none has ended.
-  bool MakeRoom();
 
   std::map<JobKey, Series> jobs_;
   JobStats other_;

@@ -72,13 +72,11 @@ class FairQueue {
   std::vector<Entry> Remove(Gone gone) {
     std::vector<Entry> removed;
     for (auto& [who, user] : users_) {
-      for (Entry& entry : std::exchange(user.entries, {})) {
-        if (gone(entry)) {
-          removed.push_back(std::move(entry));
-        } else {
-          user.entries.push_back(std::move(entry));
-        }
-      }
+      std::erase_if(user.entries, [&](Entry& entry) {
+        if (!gone(entry)) return false;
+        removed.push_back(std::move(entry));
+        return true;
+      });
     }
     waiting_ -= removed.size();
     Forget();

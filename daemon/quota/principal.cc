@@ -4,9 +4,9 @@
 #include <fnmatch.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
+#include "absl/strings/str_split.h"
 #include "proto/base/text.h"
 
 namespace sluice::daemon {
@@ -15,23 +15,17 @@ namespace {
 constexpr std::string_view kSlurm = "/system.slice/slurmstepd";
 
 std::vector<std::string> NamesOf(std::string_view path) {
-  std::vector<std::string> names;
-  std::istringstream parts{std::string(path)};
-  for (std::string name; std::getline(parts, name, '/');) {
-    if (!name.empty()) names.push_back(std::move(name));
-  }
-  return names;
+  return absl::StrSplit(std::string(path), '/', absl::SkipEmpty());
 }
 
 bool Matches(const std::vector<std::string>& prefix,
              const std::vector<std::string>& names) {
-  if (names.size() < prefix.size()) return false;
-  for (size_t i = 0; i < prefix.size(); ++i) {
-    if (fnmatch(prefix[i].c_str(), names[i].c_str(), FNM_NOESCAPE) != 0) {
-      return false;
-    }
-  }
-  return true;
+  return prefix.size() <= names.size() &&
+         std::equal(prefix.begin(), prefix.end(), names.begin(),
+                    [](const std::string& part, const std::string& name) {
+                      return fnmatch(part.c_str(), name.c_str(),
+                                     FNM_NOESCAPE) == 0;
+                    });
 }
 
 }  // namespace
@@ -66,8 +60,7 @@ absl::StatusOr<CgroupCut> CgroupCut::Make(std::vector<std::string> prefixes) {
   CgroupCut cut;
   for (const std::string& prefix : prefixes) {
     std::vector<std::string> names = NamesOf(prefix);
-    if (!prefix.starts_with('/') ||
-        std::count(names.begin(), names.end(), "..") > 0) {
+    if (!prefix.starts_with('/') || std::ranges::count(names, "..") > 0) {
       return absl::InvalidArgumentError(fmt::format(
           "'{}' is no path of a cgroup: it must begin with / and have no ..",
           prefix));
@@ -88,9 +81,8 @@ std::string CgroupCut::Of(std::string_view cgroup) const {
   // A process in a cgroup that matches a prefix exactly has no lower level to
   // cut at.
   const size_t kept = std::min(longest->size() + 1, names.size());
-  std::string path;
-  for (size_t i = 0; i < kept; ++i) path += "/" + names[i];
-  return path.empty() ? "/" : path;
+  return fmt::format("/{}",
+                     fmt::join(names.begin(), names.begin() + kept, "/"));
 }
 
 }  // namespace sluice::daemon

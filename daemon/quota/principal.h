@@ -1,11 +1,10 @@
 // The unit of accounting: a user, or below some cgroups a user within one
 // cgroup.
 //
-// Usually a user is one principal, however many cgroups its processes are in:
-// otherwise a user that can make cgroups could multiply any limit. But where
-// the machine itself makes the cgroups (the pods of a Kubernetes node, where
-// every process is often uid 0; the jobs of a Slurm node), each cgroup is a
-// principal. Values; pure functions.
+// Usually a user is one principal, because a user that can make cgroups could
+// multiply any limit. But where the machine makes the cgroups (Kubernetes pods,
+// where every process is often uid 0; Slurm jobs), each cgroup is a principal.
+// Values; pure functions.
 #pragma once
 
 #include <compare>

@@ -55,6 +55,15 @@ int64_t SessionsOf(int64_t pool) {
   return std::clamp<int64_t>(pool / 6, 2, kMostSessions);
 }
 
+bool HoldsNothing(const QuotasSnapshot::Amounts& amounts) {
+  for (size_t i = 0; i < kResources; ++i) {
+    if (amounts[i] != 0 && !IsSharedInTurns(static_cast<Resource>(i))) {
+      return false;
+    }
+  }
+  return true;
+}
+
 }  // namespace
 
 const char* Name(Resource resource) { return WordsOf(resource).name; }
@@ -114,15 +123,6 @@ absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
       fmt::format("this node has {} {}, and the limit of all users together is "
                   "{}{}: wait until some end",
                   used, things, share.all, kept));
-}
-
-bool Quotas::HoldsNothing(const Amounts& amounts) {
-  for (size_t i = 0; i < kResources; ++i) {
-    if (amounts[i] != 0 && !IsSharedInTurns(static_cast<Resource>(i))) {
-      return false;
-    }
-  }
-  return true;
 }
 
 absl::Status Quotas::May(const Principal& who, Resource what,

@@ -1,6 +1,4 @@
-// Limits of countable resources, for each principal and for all together. The
-// daemon asks for a resource before it accepts, reads, queues or sends, and
-// gives it back when the session, slot or packet ends.
+// Limits of countable resources, for each principal and for all together.
 // Thread safety: the loop's thread only.
 #pragma once
 
@@ -30,13 +28,13 @@ enum class Resource {
   kCodecTime,     // microseconds in which profiles were decoded
 };
 inline constexpr size_t kResources = 8;
-// Returns the name in configuration and metrics, such as "sessions".
+// The name in configuration and metrics, such as "sessions".
 const char* Name(Resource resource);
 // Returns true for a resource that is never refused and never given back,
 // because users take turns (fair_queue.h). A user's amount is dropped with its
 // last other resource; the sum over all users stays.
 bool IsSharedInTurns(Resource resource);
-// Returns the amount in the unit that people see: seconds for codec time.
+// The amount in the unit that people see: seconds for codec time.
 double InUnits(Resource resource, int64_t amount);
 
 // The limits of one principal and of all together. The last part of `all`
@@ -46,8 +44,7 @@ struct Share {
   int64_t all = 0;   // of all together
   int64_t kept() const { return std::min(all / 4, all - each); }
   int64_t little() const { return std::max<int64_t>(kept() / 8, 1); }
-  // Returns the limit of all together for a request after which one principal
-  // would have `has`.
+  // The limit of all together if one principal would have `has`.
   int64_t all_for(int64_t has) const {
     return has <= little() ? all : all - kept();
   }
@@ -75,7 +72,7 @@ Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
 // itself do not need.
 Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
 
-// The current amounts, as plain data that can leave the loop's thread.
+// The current amounts, for other threads.
 struct QuotasSnapshot {
   using Amounts = std::array<int64_t, kResources>;
   Shares shares = {};
@@ -98,7 +95,7 @@ class Quotas {
   // Returns what Ask would return, and takes nothing.
   absl::Status May(const Principal& who, Resource what,
                    int64_t amount = 1) const;
-  // Counts a refusal that May decided and the caller sent.
+  // Counts a refusal that May decided.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
   // Takes the amount even beyond the limit: what exists already, or is taken in
   // turns.
@@ -114,10 +111,6 @@ class Quotas {
   const Share& share(Resource what) const {
     return shares_[static_cast<size_t>(what)];
   }
-  // Returns how often a request for this resource was refused.
-  uint64_t refused(Resource what) const {
-    return refused_[static_cast<size_t>(what)];
-  }
 
   // Returns the amounts of `viewer`, or of all principals if it is null.
   QuotasSnapshot TakeSnapshot(const Principal* viewer) const;
@@ -126,7 +119,6 @@ class Quotas {
 
  private:
   using Amounts = QuotasSnapshot::Amounts;
-  static bool HoldsNothing(const Amounts& amounts);
 
   const Shares shares_;
   std::map<Principal, Amounts> used_;

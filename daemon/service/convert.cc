@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "absl/strings/numbers.h"
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "proto/base/grant_page.h"
 #include "proto/base/overloaded.h"
 #include "proto/base/shortage.h"

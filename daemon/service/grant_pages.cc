@@ -15,7 +15,7 @@
 #include <new>
 #include <utility>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
 #include "daemon/service/threads/priority.h"

@@ -105,7 +105,7 @@ void Fields(auto& ar, Is<SkeletalClass> auto& x) {
 }
 void Fields(auto& ar, Is<RankProfile> auto& x) {
   ar(1, x.job, x.rank, x.gpu, x.numa, x.kinds);
-  // 6 was the segments: saved profiles have none (WithoutTraces).
+  // 6 was the segments: saved profiles have none (MemberOf).
   ar(7, x.classes, x.host_fixed, x.host_limit, x.transient_capacity,
      x.keep_reserve, x.alpha, x.settled, x.limited_by);
 }

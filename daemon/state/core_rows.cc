@@ -181,7 +181,7 @@ class RowReader {
       to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
                                  hello.local_ranks};
     }
-    PlanRounds::Saved& rounds = to_->joint.rounds;
+    PlanRounds& rounds = to_->joint.rounds;
     SLUICE_RETURN_IF_ERROR(JoinPlans(in_use_, rounds.current));
     SLUICE_RETURN_IF_ERROR(JoinPlans(promised_, rounds.promised));
     for (auto& [plan, kept] : plans_) rounds.kept.push_back(std::move(kept));
@@ -216,11 +216,10 @@ class RowReader {
   using Sessions = decltype(CoreState::sessions);
   using PlansOfJobs = std::map<JobKey, PlanRounds::Kept>;
 
-  absl::Status JoinPlans(const PlansOfJobs& from,
-                         std::map<JobKey, PlanId>& to) {
+  absl::Status JoinPlans(const PlansOfJobs& from, Table<JobKey, PlanId>& to) {
     for (const auto& [job, kept] : from) {
       if (kept.plan == nullptr) return Bad("a plan is missing");
-      to[job] = kept.plan->id;
+      to.Put(job) = kept.plan->id;
       plans_[kept.plan->id] = kept;
     }
     return absl::OkStatus();

@@ -5,7 +5,7 @@
 #include <fstream>
 #include <tuple>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/node.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

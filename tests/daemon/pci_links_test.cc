@@ -2,7 +2,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/cuda_links.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -85,7 +85,7 @@ TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
   EXPECT_THAT(NamesAbove(links, gpus[7]),
               ElementsAre("pci-0000:c4:00.0", "pci-0000:c1:00.0",
                           "root-0000:c0", "numa1"));
-  EXPECT_THAT(TopologyOf(links), sluice::testing::IsOk());
+  EXPECT_THAT(bandwidth::Topology::Make(links), sluice::testing::IsOk());
 }
 
 // A switch is below another one, such as the switch of a GPU card.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/quota/principal.h"
 #include "proto/base/find.h"
 #include "proto/base/ids.h"
@@ -53,6 +54,11 @@ struct Amounts {
   Bytes gpu, host;
   Bytes& of(PoolKind kind) { return kind == PoolKind::kGpu ? gpu : host; }
   Bytes of(PoolKind kind) const { return kind == PoolKind::kGpu ? gpu : host; }
+  Amounts& operator+=(const Amounts& more) {
+    gpu += more.gpu;
+    host += more.host;
+    return *this;
+  }
   bool operator==(const Amounts&) const = default;
 };
 
@@ -97,18 +103,6 @@ struct LateCopies {
 };
 using LateDirections = std::array<LateCopies, 2>;  // kH2d and kD2h
 
-// The speed of a link, bytes per second; 0: not known or not limited.
-struct LinkSpeed {
-  std::string name;
-  double h2d_bytes_per_second = 0;
-  double d2h_bytes_per_second = 0;
-  // The link above this one, such as a PCIe switch's; empty: none.
-  std::string parent;
-  // Limit of both directions together, besides the limit of each.
-  double both_bytes_per_second = 0;
-  bool measured = false;  // by a kept measurement, not by the configuration
-};
-
 struct GpuConfig {
   DeviceIndex index;
   std::string uuid;
@@ -148,9 +142,8 @@ struct ExtentLimits {
   size_t per_rank = 16;
   // For one principal: extents made and destroyed; up to `each` at once.
   double changes_per_second = 1000;
-  // How long idle extents are kept, so that a restarted job finds memory that
-  // is already made: while their principal has a process, and after its last
-  // one.
+  // How long idle extents are kept for a restarted job: while their principal
+  // has a process, and after its last one.
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
   // For host memory that takes long to pin: replaces both times if it is
@@ -159,7 +152,6 @@ struct ExtentLimits {
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 
-// Limits of leases that wait for memory.
 struct WaitLimits {
   size_t each = 64;  // of one principal
   size_t all = 512;

@@ -4,7 +4,7 @@
 #include <array>
 #include <cmath>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/core/planning/replan.h"
 #include "proto/base/grant_page.h"
 

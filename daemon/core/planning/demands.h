@@ -1,14 +1,10 @@
 // Computes the bandwidth that ranks need to run by their plans (demands), and
-// how much of it the links can promise, per rank and direction.
+// how much of it the links can promise, per rank and direction. README.md has
+// the rules.
 //
 // A plan hides a layer's copies behind the compute of one layer, in the forward
 // and the backward pass (MEMO section 4.1). The rate that a rank needs at all
 // times is the largest quotient of such a window's bytes and its time.
-//
-// Not every demand can be promised. A link promises the fraction kPromised of
-// each direction, and each user an even part of that, so a profile that
-// overstates takes bandwidth only from its own user. Without a promise a rank
-// runs by its fair share, like a rank without a plan.
 //
 // Pure functions of saved state (members, sessions): a daemon that takes over
 // computes the same.
@@ -24,8 +20,9 @@
 
 namespace sluice::daemon {
 
-// The fraction of each direction of a link that may be promised. The rest is
-// for ranks without a promise, so that none of them stops.
+// The fraction of each direction of a link that may be promised; each user may
+// have an even part of it. The rest is for ranks without a promise, so that
+// none of them stops.
 inline constexpr double kPromised = 0.9;
 
 // Returns the demand of a rank that runs by `plan`, the answer to `profile`.

@@ -4,15 +4,13 @@
 // A job becomes a *member* when it takes a plan for a question that was not
 // settled (IsSettled), whether it left fractions to the planner or fixed them.
 // It is part of every later question, with the profile of its first round, so
-// that questions do not drift with their answers. Its memory is planned
-// separately, so the kept profile has no traces.
+// that questions do not drift with their answers. That profile has no traces.
 //
 // Pure functions and plain data.
 #pragma once
 
 #include <array>
 #include <map>
-#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -61,7 +59,7 @@ PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;
-  std::map<Rank, ProfileWithHash> profiles;
+  Profiles profiles;
   // The current plans, or those of the change; without segments.
   std::map<Rank, plan::RankPlan> ranks;
   std::optional<PlanChange> change;  // only in the last two states
@@ -72,22 +70,12 @@ struct Member {
   bool operator==(const Member&) const = default;
 };
 
-// One rank of a joint question, in the order of the question.
-struct Position {
-  JobKey job;
-  Rank rank;
-  std::shared_ptr<const plan::RankProfile> profile;
-  bool operator==(const Position&) const = default;
-};
-
-std::set<JobKey> JobsOf(const std::vector<Position>& positions);
-// Returns whether the job leaves any fraction to the planner.
-bool HasFreeFractions(const Asking& asking);
+// Returns whether a job leaves any fraction to the planner.
+bool HasFreeFractions(const Profiles& profiles);
 // Returns whether the question is *settled*: all profiles ask only for memory
 // that was promised to them before (RankProfile::settled), so that the answer
 // does not depend on promises to others.
 bool IsSettled(const Asking& asking);
-bool IsSettled(const std::vector<Position>& positions);
 
 // Returns the parts of a plan by rank, without segments and reasons.
 std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
@@ -95,35 +83,21 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// Returns the profile for later questions, when the rank's memory is planned by
-// `plan`: without traces, and without their peak in its capacity.
-ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
-                              const plan::RankPlan& plan);
-
-// Returns null if there is none.
+// Returns null if the plan has no such class.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);
-// Returns the largest difference between the fractions of a class in two plans.
-double Distance(const plan::RankPlan& a, const plan::RankPlan& b);
-// Returns the rank's step time: windows and recomputation.
-double StepSeconds(const plan::RankProfile& profile,
-                   const plan::RankPlan& plan);
-
 // Returns the members that get new fractions: those with a fraction that moves
 // by more than kFractionStep; all with any difference, if the node's step gets
-// shorter by kStepGain; and those that must shrink so that the limits `hosts`
-// hold. `answer` has a plan for each position, by job number in `jobs`.
+// shorter by kStepGain; and those that must shrink so that the limits of host
+// memory hold. `answer` has a plan for each position of `round`.
 std::set<JobKey> WhoChanges(const std::map<JobKey, Member>& members,
-                            const std::vector<Position>& positions,
-                            const std::vector<plan::HostLimit>& hosts,
-                            const std::vector<JobKey>& jobs,
+                            const PlanRounds::Round& round,
                             const plan::NodePlan& answer);
 
-// Returns job `number`'s part of a joint plan: its ranks and the limits that
-// bind it, named as in a plan for this job alone.
-plan::NodePlan PartOf(const plan::NodePlan& answer, int64_t number,
-                      const std::vector<Position>& positions, const JobKey& job,
-                      const plan::NodeResources& resources);
+// Returns the part of job `number` of a joint plan: its ranks and the limits
+// that bind it, named as in a plan for this job alone.
+plan::NodePlan PartOf(const plan::NodePlan& answer, size_t number,
+                      const PlanRounds::Round& round);
 
 }  // namespace sluice::daemon

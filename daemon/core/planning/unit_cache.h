@@ -17,8 +17,7 @@
 
 namespace sluice::daemon {
 
-// A unit and its key, which is computed on another thread because a trace can
-// be large.
+// A unit and its key. A trace can be large, so another thread computes the key.
 struct KeyedUnit {
   std::string key;
   std::shared_ptr<const plan::UnitPlan> unit;

@@ -16,14 +16,12 @@ absl::Time At(double seconds) {
   return absl::UnixEpoch() + absl::Seconds(seconds);
 }
 
-Topology OneLink() {
-  return *Topology::Make({{"link", std::nullopt, kUnit, kUnit}});
-}
+Topology OneLink() { return *Topology::Make({{"link", kUnit, kUnit}}); }
 
 // Returns a topology in which both directions of a GPU's link load one memory.
 Topology SharedMemory() {
   return *Topology::Make(
-      {{"numa", std::nullopt, 0, 0, kUnit}, {"gpu", 0, kUnit, kUnit}});
+      {{"numa", 0, 0, "", kUnit}, {"gpu", kUnit, kUnit, "numa"}});
 }
 
 class OneLinkTest : public ::testing::Test {
@@ -216,10 +214,10 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseIsBehindAndDoesNotStarve) {
 // rates, and the flows that fill the switch do not make the narrow link's flow
 // late.
 TEST(BandwidthPolicy, OnATreeEachFloorIsKeptOnItsWholePath) {
-  NodeSimulation node(*Topology::Make({{"switch", std::nullopt, 2 * kUnit},
-                                       {"gpu0", 0, kUnit},
-                                       {"gpu1", 0, kUnit},
-                                       {"gpu2", 0, kUnit}}),
+  NodeSimulation node(*Topology::Make({{"switch", 2 * kUnit},
+                                       {"gpu0", kUnit, 0, "switch"},
+                                       {"gpu1", kUnit, 0, "switch"},
+                                       {"gpu2", kUnit, 0, "switch"}}),
                       kTick);
   const double rates[] = {0.9 * kUnit, 0.45 * kUnit, 0.45 * kUnit};
   for (int flow : {0, 1, 2}) {

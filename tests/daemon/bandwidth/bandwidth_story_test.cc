@@ -20,15 +20,16 @@ JobStoryOptions RandomNode(uint32_t seed) {
   };
   JobStoryOptions options{.seed = seed, .jobs = 40};
   options.links.push_back(
-      {"numa", std::nullopt, 0, 0, pick(0, 1) < 0.5 ? 0 : pick(4e9, 30e9)});
+      {"numa", 0, 0, "", pick(0, 1) < 0.5 ? 0 : pick(4e9, 30e9)});
   for (int i = static_cast<int>(pick(1, 4)); i > 0; --i) {
     const double width = pick(0, 1) < 0.5 ? 8e9 : pick(2e9, 16e9);
-    const int above = static_cast<int>(options.links.size());
-    options.links.push_back({"switch", 0, width, width});
+    const std::string above = "switch" + std::to_string(i);
+    options.links.push_back({above, width, width, "numa"});
     for (int gpu = static_cast<int>(pick(1, 4)); gpu > 0; --gpu) {
       const double own = pick(0, 1) < 0.5 ? 8e9 : pick(2e9, 16e9);
       options.gpu_links.push_back(static_cast<int>(options.links.size()));
-      options.links.push_back({"gpu", above, own, own});
+      options.links.push_back(
+          {above + " gpu" + std::to_string(gpu), own, own, above});
     }
   }
   return options;
@@ -62,7 +63,7 @@ TEST(BandwidthStory, WithoutPromisesSomeCopiesAreLate) {
 // Copies that never end must count as late, too: otherwise a flow that starves
 // until it leaves would seem in time.
 TEST(BandwidthStory, ACopyThatDoesNotEndIsOverdue) {
-  NodeSimulation node(*Topology::Make({{"gpu", std::nullopt, 1000, 1000}}),
+  NodeSimulation node(*Topology::Make({{"gpu", 1000, 1000}}),
                       absl::Milliseconds(10));
   node.Open(0, 0, kH2d);
   node.Ask(0, 5000, node.now() + absl::Seconds(1));

@@ -35,20 +35,20 @@ double Seconds(absl::Time at) {
 // directions load that node's memory together.
 JobStoryOptions Node(int gpus, int per_root, double memory) {
   JobStoryOptions node;
-  int numa = 0, above = 0;
+  std::string root, above;
   for (int gpu = 0; gpu < gpus; ++gpu) {
-    const auto next = [&] { return static_cast<int>(node.links.size()); };
+    const std::string number = std::to_string(gpu);
     if (gpu % (2 * per_root) == 0) {
-      numa = next();
-      node.links.push_back({"numa", std::nullopt, 0, 0, memory});
-      node.links.push_back({"root", numa});
+      root = "root" + number;
+      node.links.push_back({"numa" + number, 0, 0, "", memory});
+      node.links.push_back({root, 0, 0, "numa" + number});
     }
     if (gpu % 2 == 0) {
-      above = next();
-      node.links.push_back({"switch", numa + 1, kLink, kLink});
+      above = "switch" + number;
+      node.links.push_back({above, kLink, kLink, root});
     }
-    node.gpu_links.push_back(next());
-    node.links.push_back({"gpu", above, kLink, kLink});
+    node.gpu_links.push_back(static_cast<int>(node.links.size()));
+    node.links.push_back({"gpu" + number, kLink, kLink, above});
   }
   return node;
 }
@@ -86,7 +86,7 @@ std::vector<Entry> EightGpuRows() {
   }
   double carried = 0;
   for (size_t link = 0; link < of.links.size(); ++link) {
-    if (of.links[link].name != "switch") continue;
+    if (!of.links[link].name.starts_with("switch")) continue;
     for (int direction : {kH2d, kD2h}) {
       carried +=
           node.carried(topology.channel_of(static_cast<int>(link), direction));

@@ -1,4 +1,4 @@
-#include "daemon/bandwidth/due_first.h"
+#include "daemon/bandwidth/shares.h"
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

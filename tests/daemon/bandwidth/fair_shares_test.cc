@@ -1,4 +1,4 @@
-#include "daemon/bandwidth/fair_shares.h"
+#include "daemon/bandwidth/shares.h"
 
 #include <algorithm>
 #include <random>

@@ -71,7 +71,7 @@ void JobStory::Arrive() {
   const int gpu =
       static_cast<int>(Pick(0, static_cast<double>(options_.gpu_links.size())));
   const int link = options_.gpu_links[gpu];
-  const double speed = options_.links[link].h2d;
+  const double speed = options_.links[link].h2d_bytes_per_second;
   Flow flow;
   const double kind = Pick(0, 1);
   flow.kind = kind < 0.5   ? Kind::kSteady

@@ -36,7 +36,7 @@ struct Demand {
 struct JobStoryOptions {
   uint32_t seed = 1;
   int jobs = 50;
-  std::vector<Link> links;
+  std::vector<LinkSpeed> links;
   std::vector<int> gpu_links;  // index into `links`, per GPU
   absl::Duration mean_gap = absl::Milliseconds(100);
   absl::Duration mean_life = absl::Seconds(5);

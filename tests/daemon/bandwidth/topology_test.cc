@@ -24,9 +24,9 @@ std::vector<std::string> Names(const Topology& topology, int link,
 
 TEST(Topology, DirectionsGoApartUpToWhatBothLoad) {
   const auto topology = Topology::Make({
-      {"numa0", std::nullopt, 0, 0, 100},
-      {"root0", 0, 64, 64},
-      {"gpu0", 1, 32, 16},
+      {"numa0", 0, 0, "", 100},
+      {"root0", 64, 64, "numa0"},
+      {"gpu0", 32, 16, "root0"},
   });
   ASSERT_THAT(topology, IsOk());
   EXPECT_THAT(
@@ -42,9 +42,9 @@ TEST(Topology, DirectionsGoApartUpToWhatBothLoad) {
 
 TEST(Topology, BothDirectionsStayTogetherAboveASharedLink) {
   const auto topology = Topology::Make({
-      {"numa0", std::nullopt, 0, 0, 100},
-      {"root0", 0},
-      {"switch0", 1, 0, 0, 30},
+      {"numa0", 0, 0, "", 100},
+      {"root0", 0, 0, "numa0"},
+      {"switch0", 0, 0, "root0", 30},
   });
   ASSERT_THAT(topology, IsOk());
   EXPECT_THAT(Names(*topology, 2, kH2d),
@@ -52,21 +52,30 @@ TEST(Topology, BothDirectionsStayTogetherAboveASharedLink) {
                           "numa0 both ways"));
 }
 
+TEST(Topology, ALinkWithAMissingParentIsARoot) {
+  const auto topology = Topology::Make({{"a", 5, -1, "missing"}});
+  ASSERT_THAT(topology, IsOk());
+  EXPECT_THAT(Names(*topology, 0, kH2d), ElementsAre("a h2d"));
+  EXPECT_EQ(topology->channels()[topology->channel_of(0, kD2h)].capacity,
+            kUnlimited);
+}
+
 TEST(Topology, RefusesWhatIsNoForest) {
-  EXPECT_THAT(Topology::Make({{"a", 1}}),
-              StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("link a: its parent 1 is none of 1")));
   EXPECT_THAT(
-      Topology::Make({{"a", 1}, {"b", 0}}),
+      Topology::Make({{"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("circle")));
   EXPECT_THAT(
-      Topology::Make({{"a", std::nullopt, -1}}),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("speed of -1")));
+      Topology::Make({{"c", 0, 0, "a"}, {"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               HasSubstr("link c: its parents go round in a circle")));
+  EXPECT_THAT(
+      Topology::Make({{"a", kUnlimited}}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("speed of inf")));
   // The part that both directions load has two separate channels above it, so
   // it would have no single parent.
   EXPECT_THAT(
       Topology::Make(
-          {{"top", std::nullopt, 5, 5}, {"middle", 0}, {"low", 1, 0, 0, 5}}),
+          {{"top", 5, 5}, {"middle", 0, 0, "top"}, {"low", 0, 0, "middle", 5}}),
       StatusIs(absl::StatusCode::kInvalidArgument,
                HasSubstr("link low: both directions load it together, "
                          "and apart top above it")));

@@ -45,8 +45,7 @@ class Rank {
 // Rank 0 copies `of_link` of each window. Rank 1 is promised the rest of what
 // may be promised, and ranks 1 to 3 copy all they get.
 int LateWindows(bool promised, double of_link, absl::Duration window) {
-  BandwidthPolicy policy(
-      *Topology::Make({{"link", std::nullopt, kLink, kLink}}));
+  BandwidthPolicy policy(*Topology::Make({{"link", kLink, kLink}}));
   absl::Time now = absl::UnixEpoch();
   std::array<Rank, 4> ranks = {Rank(policy, 0), Rank(policy, 1),
                                Rank(policy, 2), Rank(policy, 3)};

@@ -3,7 +3,7 @@
 #include <array>
 #include <limits>
 
-#include "daemon/core/node/links.h"
+#include "daemon/bandwidth/topology.h"
 #include "daemon/core/policy.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"

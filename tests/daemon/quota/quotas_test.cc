@@ -36,7 +36,9 @@ TEST(Quotas, OnePrincipalsShareLeavesTheRestToOthers) {
   EXPECT_THAT(quotas.Ask(kPod, Resource::kSessions), IsOk());
   EXPECT_THAT(quotas.Ask(kB, Resource::kSessions),
               StatusIs(kExhausted, HasSubstr("all users together is 3")));
-  EXPECT_EQ(quotas.refused(Resource::kSessions), 2u);
+  EXPECT_EQ(quotas.TakeSnapshot(nullptr)
+                .refused[static_cast<size_t>(Resource::kSessions)],
+            2u);
   EXPECT_THAT(quotas.Ask(kB, Resource::kRanks), IsOk());
   quotas.GiveBack(kA, Resource::kSessions);
   EXPECT_THAT(quotas.Ask(kB, Resource::kSessions), IsOk());

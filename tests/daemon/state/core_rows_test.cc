@@ -48,7 +48,7 @@ void CheckSame(const Member& a, const Member& b) {
   }
 }
 
-void CheckSame(const PlanRounds::Saved& a, const PlanRounds::Saved& b) {
+void CheckSame(const PlanRounds& a, const PlanRounds& b) {
   SLUICE_CHECK(a.current == b.current && a.promised == b.promised);
   SLUICE_CHECK(a.next_round == b.next_round && a.next_plan == b.next_plan);
   SLUICE_CHECK(a.kept.size() == b.kept.size());

@@ -17,9 +17,7 @@ inline CoreState Durable(CoreState state) {
   JointPlanningState& joint = state.joint;
   joint.joining.clear();
   joint.held.clear();
-  joint.positions.clear();
-  joint.resources = {};
-  PlanRounds::Saved& rounds = joint.rounds;
+  PlanRounds& rounds = joint.rounds;
   const bool for_plans =
       std::any_of(state.waiting.waiters.begin(), state.waiting.waiters.end(),
                   [](const auto& each) { return each.second.for_plan; });
