@@ -56,7 +56,7 @@ class ThirdParty(unittest.TestCase):
                 "kernels/ops/merge.h", "kernels/ops/gpu_kernels.h"):
             home = "client/torch/backend/backend.cc"
             self.assertEqual(third_party(home, header), [])
-            [found] = third_party("client/torch/baseline/alst.cc", header)
+            [found] = third_party("client/torch/baseline/baseline.cc", header)
             self.assertIn("belongs in client/torch/backend", found)
 
     def test_torch_and_protobuf_never_meet(self):

@@ -117,6 +117,8 @@ class RankMemory {
 // NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
 // lease: it then counts as held outside, and leases and plans leave room for
 // it. A later allocation would fail if the pool has no spare memory.
+//
+// Thread safety: of the thread that will compute, on its stream.
 
 // Sets CUBLAS_WORKSPACE_CONFIG, unless the environment has it: 32 MiB, which
 // NVIDIA recommends from Hopper on, and with which results repeat from run to
