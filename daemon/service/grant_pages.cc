@@ -18,7 +18,7 @@
 #include "daemon/core/node/links.h"
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
-#include "daemon/service/threads/priority.h"
+#include "daemon/service/threads/task_thread.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {

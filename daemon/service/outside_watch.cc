@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "daemon/service/log/log.h"
-#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {

@@ -9,7 +9,6 @@
 #include <string_view>
 #include <utility>
 
-#include "daemon/service/threads/priority.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"

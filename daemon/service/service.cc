@@ -14,7 +14,6 @@
 #include "daemon/crash/crash_point.h"
 #include "daemon/runtime/process.h"
 #include "daemon/service/log/log.h"
-#include "daemon/service/threads/priority.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/overloaded.h"
 #include "proto/base/shortage.h"

@@ -13,19 +13,19 @@
 namespace sluice::daemon {
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Make(const Clock* clock) {
-  UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll) return ErrnoStatus(errno, "make an epoll");
-  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake) return ErrnoStatus(errno, "make an eventfd");
-  auto loop =
-      std::unique_ptr<Loop>(new Loop(std::move(epoll), std::move(wake), clock));
+  auto loop = std::unique_ptr<Loop>(new Loop(clock));
+  if (!loop->epoll_ || !loop->wake_) {
+    return ErrnoStatus(errno, "make an event loop");
+  }
   Loop* raw = loop.get();
   loop->Add(raw->wake_.get(), EPOLLIN, [raw](uint32_t) { raw->RunPosted(); });
   return loop;
 }
 
-Loop::Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock)
-    : epoll_(std::move(epoll)), wake_(std::move(wake)), clock_(clock) {}
+Loop::Loop(const Clock* clock)
+    : epoll_(epoll_create1(EPOLL_CLOEXEC)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
+      clock_(clock) {}
 
 void Loop::Add(int fd, uint32_t events, Handler handler) {
   const uint64_t number = next_number_++;
@@ -147,13 +147,10 @@ void Loop::TakePlace(absl::Time now) {
   if (!urgency_ || now < urgency_->next()) return;
   const bool urgent = urgency_->IsUrgent(now, CpuTimeOfThisThread());
   if (urgent == first_) return;
-  if (!urgent) {
-    GoAsOthers();
-    first_ = false;
-    return;
-  }
-  first_ = GoBeforeOthers();
-  if (!first_) urgency_.reset();  // not allowed now, so not later either
+  if (!urgent) GoAsOthers();
+  first_ = urgent && GoBeforeOthers();
+  // If it is not allowed now, it is not later either.
+  if (urgent && !first_) urgency_.reset();
 }
 
 void Loop::Run() {

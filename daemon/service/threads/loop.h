@@ -1,6 +1,6 @@
 // The daemon's event loop: epoll, one thread.
 //
-// Thread safety: Post, Call and Stop from any thread; the rest only on the
+// Thread safety: Post, Call, Stop and now from any thread; the rest only on the
 // loop's thread, or before Run.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/service/threads/priority.h"
+#include "daemon/service/threads/task_thread.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
@@ -71,7 +71,7 @@ class Loop {
   void Stop();
 
  private:
-  Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
+  explicit Loop(const Clock* clock);
   // Waits at most `timeout_ms` for events and handles them. Returns whether
   // there were any, or there is more background work.
   bool Turn(int timeout_ms);

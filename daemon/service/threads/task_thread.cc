@@ -1,12 +1,13 @@
 #include "daemon/service/threads/task_thread.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <utility>
 
 namespace sluice::daemon {
-
 namespace {
 
 // At this niceness the thread gets about a quarter of a core if other work
@@ -14,6 +15,24 @@ namespace {
 constexpr int kNiceness = 5;
 
 }  // namespace
+
+bool GoBeforeOthers() {
+  const sched_param lowest = {.sched_priority = 1};
+  return sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &lowest) == 0;
+}
+
+void GoAsOthers() {
+  const sched_param none = {.sched_priority = 0};
+  // SCHED_RESET_ON_FORK stays set: clearing it needs the same capability as
+  // raising priority.
+  (void)sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none);
+}
+
+absl::Duration CpuTimeOfThisThread() {
+  timespec computed;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &computed);
+  return absl::DurationFromTimespec(computed);
+}
 
 TaskThread::TaskThread(const std::string& name, Priority priority)
     : thread_([this, priority] { Work(priority); }) {
@@ -25,20 +44,11 @@ TaskThread::~TaskThread() {
   thread_.join();
 }
 
-void TaskThread::Run(std::function<void()> task) {
-  {
-    const MutexLock lock(mutex_);
-    if (stopping_) return;
-    tasks_.push_back(std::move(task));
-  }
-  ready_.NotifyAll();
-}
-
 void TaskThread::RunAfter(absl::Duration delay, std::function<void()> task) {
   {
     const MutexLock lock(mutex_);
     if (stopping_) return;
-    later_.emplace(CondVar::Deadline(delay), std::move(task));
+    tasks_.emplace(CondVar::Deadline(delay), std::move(task));
   }
   ready_.NotifyAll();
 }
@@ -53,14 +63,6 @@ bool TaskThread::Finish(absl::Duration patience) {
   return ended_;
 }
 
-void TaskThread::TakeDue() {
-  const Time now = std::chrono::steady_clock::now();
-  while (!later_.empty() && later_.begin()->first <= now) {
-    tasks_.push_back(std::move(later_.begin()->second));
-    later_.erase(later_.begin());
-  }
-}
-
 void TaskThread::Work(Priority priority) {
   // On Linux this affects only the calling thread. Lowering the priority needs
   // no privilege.
@@ -69,21 +71,18 @@ void TaskThread::Work(Priority priority) {
   }
   MutexLock lock(mutex_);
   while (!stopping_) {
-    TakeDue();
-    if (tasks_.empty() && later_.empty()) {
+    const auto next = tasks_.begin();
+    if (next == tasks_.end()) {
       ready_.Wait(mutex_);
-      continue;
+    } else if (next->first > std::chrono::steady_clock::now()) {
+      ready_.WaitUntil(mutex_, next->first);
+    } else {
+      auto task = tasks_.extract(next);
+      lock.Unlock();
+      task.mapped()();
+      task = {};
+      lock.Lock();
     }
-    if (tasks_.empty()) {
-      ready_.WaitUntil(mutex_, later_.begin()->first);
-      continue;
-    }
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.Unlock();
-    task();
-    task = nullptr;
-    lock.Lock();
   }
   ended_ = true;
   ready_.NotifyAll();
