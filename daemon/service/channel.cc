@@ -24,17 +24,17 @@ int64_t PacketSize(const Outgoing& out) {
 
 }  // namespace
 
-Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
-                 Handlers handlers)
-    : shared_(shared),
+Channel::Channel(Shared* shared, SessionId id, Principal who, UniqueFd socket,
+                 UniqueFd pidfd)
+    : shared_(*shared),
+      id_(id),
       who_(std::move(who)),
       discard_([this](UniqueFd fd) {
         discarded_ |= static_cast<bool>(fd);
         shared_.closer->Discard(who_, std::move(fd));
       }),
       socket_(std::move(socket)),
-      pidfd_(std::move(pidfd)),
-      handlers_(std::move(handlers)) {
+      pidfd_(std::move(pidfd)) {
   if (socket_) {
     shared_.loop->Add(socket_.get(), kWaitToRead,
                       [this](uint32_t events) { OnSocket(events); });
@@ -42,22 +42,20 @@ Channel::Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
   shared_.loop->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
     // The pidfd stays readable.
     shared_.loop->Remove(pidfd_.get());
-    handlers_.gone();
+    shared_.handlers.gone(id_);
   });
 }
 
 Channel::~Channel() {
   CloseSocket();
-  shared_.queued->erase(this);
+  shared_.queued.erase(this);
   if (pidfd_) shared_.loop->Remove(pidfd_.get());
 }
 
 void Channel::OnSocket(uint32_t events) {
-  if (!queue_.empty()) {
-    if ((events & (EPOLLHUP | EPOLLERR)) != 0) return handlers_.ended();
-    return Flush();
-  }
-  handlers_.readable();
+  if (queue_.empty()) return shared_.turns.Add(who_, id_);
+  if ((events & (EPOLLHUP | EPOLLERR)) != 0) return shared_.handlers.ended(id_);
+  Flush();
 }
 
 bool Channel::ReadOne() {
@@ -65,21 +63,21 @@ bool Channel::ReadOne() {
   auto received = wire::Receive(socket_.get(), MSG_DONTWAIT, discard_);
   if (absl::IsUnavailable(received.status())) return false;
   if (!received.ok()) {
-    handlers_.broken(std::string(received.status().message()));
+    shared_.handlers.broken(id_, std::string(received.status().message()));
     return false;
   }
   if (!received->has_value()) {
-    handlers_.ended();
+    shared_.handlers.ended(id_);
     return false;
   }
-  handlers_.message(**received);
+  shared_.handlers.message(id_, **received);
   for (UniqueFd& fd : (*received)->fds) discard_(std::move(fd));
   if (discarded_ && socket_ &&
       shared_.closer->waiting_of(who_) > Closer::kMostOfAUser) {
-    handlers_.broken(
-        fmt::format("more than {} file descriptors that {} sent wait to be "
-                    "closed",
-                    Closer::kMostOfAUser, Name(who_)));
+    shared_.handlers.broken(
+        id_, fmt::format("more than {} file descriptors that {} sent wait to "
+                         "be closed",
+                         Closer::kMostOfAUser, Name(who_)));
     return false;
   }
   return socket_ && queue_.empty();
@@ -87,8 +85,8 @@ bool Channel::ReadOne() {
 
 absl::Status Channel::SendOne(const Outgoing& out) {
   const int count = static_cast<int>(out.fds.size());
-  switch (shared_.in_flight->Take(socket_.get(), who_, count,
-                                  shared_.loop->now())) {
+  switch (
+      shared_.in_flight.Take(socket_.get(), who_, count, shared_.loop->now())) {
     case InFlight::Room::kYes:
       break;
     case InFlight::Room::kUnread:
@@ -101,7 +99,7 @@ absl::Status Channel::SendOne(const Outgoing& out) {
   fds.reserve(out.fds.size());
   for (const auto& fd : out.fds) fds.push_back(fd->get());
   absl::Status sent = wire::Send(socket_.get(), out.packet, fds);
-  if (!sent.ok()) shared_.in_flight->Undo(socket_.get(), count);
+  if (!sent.ok()) shared_.in_flight.Undo(socket_.get(), count);
   return sent;
 }
 
@@ -121,7 +119,7 @@ void Channel::Send(Outgoing out) {
     // An event of the socket reports a peer that is gone.
     if (sent.ok() || absl::IsUnavailable(sent)) return;
     if (!absl::IsResourceExhausted(sent)) {
-      return handlers_.broken(std::string(sent.message()));
+      return shared_.handlers.broken(id_, std::string(sent.message()));
     }
     stalled_since_ = shared_.loop->now();
     Wait(sent);
@@ -132,20 +130,20 @@ void Channel::Send(Outgoing out) {
   if (room.ok()) {
     queued_bytes_ += size;
     queue_.push_back(std::move(out));
-    shared_.queued->insert(this);
+    shared_.queued.insert(this);
     if (queue_.size() <= kMaxQueued) return;
     room = absl::ResourceExhaustedError(
         fmt::format("{} messages wait and it reads none", kMaxQueued));
   }
   DropQueue();
-  handlers_.broken(std::string(room.message()));
+  shared_.handlers.broken(id_, std::string(room.message()));
 }
 
 void Channel::DropQueue() {
   shared_.quotas->GiveBack(who_, Resource::kQueuedBytes, queued_bytes_);
   queued_bytes_ = 0;
   queue_.clear();
-  shared_.queued->erase(this);
+  shared_.queued.erase(this);
   retry_at_ = absl::InfiniteFuture();
 }
 
@@ -167,9 +165,9 @@ void Channel::Flush() {
     queued_bytes_ -= size;
     queue_.pop_front();
     stalled_since_ = shared_.loop->now();
-    if (!sent.ok()) return handlers_.ended();
+    if (!sent.ok()) return shared_.handlers.ended(id_);
   }
-  shared_.queued->erase(this);
+  shared_.queued.erase(this);
   retry_at_ = absl::InfiniteFuture();
   shared_.loop->Change(socket_.get(), kWaitToRead);
 }
@@ -212,7 +210,7 @@ void Channel::CloseSocket() {
   // Unlike close, this also ends the session if a forked child has the peer's
   // end.
   shutdown(socket_.get(), SHUT_RDWR);
-  if (UniqueFd done = shared_.in_flight->End(std::move(socket_))) {
+  if (UniqueFd done = shared_.in_flight.End(std::move(socket_))) {
     shared_.closer->CloseSession(std::move(done));
   }
 }

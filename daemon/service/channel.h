@@ -6,8 +6,8 @@
 // waits until it may be in flight (in_flight.h); a client is not dropped if
 // others use up that limit.
 //
-// A channel reports that there is something to read, and its owner, which
-// shares out the loop's time (quota/turns.h), calls ReadOne.
+// If there is something to read, a channel queues for a turn (quota/turns.h),
+// in which its owner calls ReadOne.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -17,11 +17,10 @@
 #include <set>
 #include <string>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/core/node/types.h"
 #include "daemon/quota/quotas.h"
+#include "daemon/quota/turns.h"
 #include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
 #include "daemon/service/in_flight.h"
@@ -37,33 +36,35 @@ class Channel {
   // For notices; replies are limited by a peer's requests.
   static constexpr size_t kMaxQueued = 4096;
 
-  // Must outlive the channels.
+  // These may destroy the channel only through Post.
+  struct Handlers {
+    // Handles a packet. The channel closes descriptors that are not moved out.
+    std::function<void(SessionId, wire::Message&)> message;
+    std::function<void(SessionId)> ended;  // the peer closed its socket
+    // The peer broke the protocol, or did not read for kStallLimit.
+    std::function<void(SessionId, const std::string& why)> broken;
+    std::function<void(SessionId)> gone;  // the peer's process ended
+  };
+  // Of all channels, which it must outlive.
   struct Shared {
     Loop* loop;
     Closer* closer;
     Quotas* quotas;
-    InFlight* in_flight;
+    Handlers handlers;
+    InFlight in_flight = InFlight(quotas);
+    Turns turns = {};  // of sessions with something to read
     // With a queue; only these have a deadline.
-    std::set<const Channel*>* queued;
-  };
-  struct Handlers {
-    std::function<void()> readable;  // there is something to read
-    // The channel closes descriptors that are not moved out.
-    std::function<void(wire::Message&)> message;
-    std::function<void()> ended;  // the peer closed its socket
-    std::function<void(const std::string&)> broken;
-    std::function<void()> gone;  // the peer's process ended
+    std::set<const Channel*> queued = {};
   };
 
-  // Handlers may destroy the channel only through Post. `socket` is empty if
-  // only the process is watched.
-  Channel(Shared shared, Principal who, UniqueFd socket, UniqueFd pidfd,
-          Handlers handlers);
+  // `socket` is empty if only the process is watched.
+  Channel(Shared* shared, SessionId id, Principal who, UniqueFd socket,
+          UniqueFd pidfd);
   ~Channel();
   Channel(const Channel&) = delete;
 
-  // Reads at most one packet. Returns whether there may be more; else
-  // `readable` is called when there is.
+  // Reads at most one packet. Returns whether there may be more; else the
+  // channel queues for a turn when there is.
   bool ReadOne();
   void Send(Outgoing out);
   // Queues all packets until Release, without a stall limit.
@@ -102,14 +103,14 @@ class Channel {
   void Wait(const absl::Status& why);
   void DropQueue();
 
-  const Shared shared_;
+  Shared& shared_;
+  const SessionId id_;
   const Principal who_;
   const wire::Discard discard_;
   // The peer sent needless descriptors.
   bool discarded_ = false;
   UniqueFd socket_;
   UniqueFd pidfd_;
-  Handlers handlers_;
   bool held_ = false;
   std::deque<Outgoing> queue_;
   int64_t queued_bytes_ = 0;

@@ -186,25 +186,21 @@ absl::Status Service::Prepare() {
 }
 
 void Service::MakeSessions() {
+  Channel::Handlers handlers;
+  handlers.message = [this](SessionId id, wire::Message& m) {
+    OnMessage(id, m);
+  };
+  handlers.ended = [this](SessionId id) {
+    ReadCopies();
+    Execute(core_.SocketEnded(id, loop_->now()));
+  };
+  handlers.broken = [this](SessionId id, const std::string& why) {
+    Execute(core_.ProtocolBroken(id, why, loop_->now()));
+  };
+  handlers.gone = [this](SessionId id) { OnGone(id); };
   sessions_ = std::make_unique<Sessions>(
-      Sessions::Parts{.loop = loop_.get(),
-                      .closer = &closer_,
-                      .quotas = &quotas_,
-                      .handover = handover_.get(),
-                      .generation = options_.node.generation},
-      Sessions::Handlers{
-          .message = [this](SessionId id,
-                            wire::Message& m) { OnMessage(id, m); },
-          .ended =
-              [this](SessionId id) {
-                ReadCopies();
-                Execute(core_.SocketEnded(id, loop_->now()));
-              },
-          .broken =
-              [this](SessionId id, const std::string& why) {
-                Execute(core_.ProtocolBroken(id, why, loop_->now()));
-              },
-          .gone = [this](SessionId id) { OnGone(id); }});
+      Channel::Shared{loop_.get(), &closer_, &quotas_, std::move(handlers)},
+      handover_.get(), options_.node.generation);
 }
 
 void Service::MakeParts() {

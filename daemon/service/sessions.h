@@ -10,49 +10,27 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
-#include <set>
-#include <string>
 #include <vector>
 
 #include "absl/time/time.h"
-#include "daemon/quota/quotas.h"
-#include "daemon/quota/turns.h"
 #include "daemon/service/channel.h"
-#include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
-#include "daemon/service/in_flight.h"
 #include "daemon/service/takeover/handover.h"
-#include "daemon/service/threads/loop.h"
 #include "proto/base/ids.h"
 #include "proto/base/unique_fd.h"
-#include "proto/wire.h"
 
 namespace sluice::daemon {
 
 class Sessions {
  public:
-  struct Handlers {
-    // Handles a packet. The session closes the descriptors that are not moved
-    // out.
-    std::function<void(SessionId, wire::Message&)> message;
-    std::function<void(SessionId)> ended;  // its socket ended
-    // The session broke the protocol, or did not read for Channel::kStallLimit.
-    std::function<void(SessionId, const std::string& why)> broken;
-    std::function<void(SessionId)> gone;  // its process ended
-  };
-  struct Parts {
-    Loop* loop;
-    Closer* closer;
-    Quotas* quotas;
-    Handover* handover;
-    uint64_t generation;  // the daemon's, sent in each packet
-  };
-
-  // The parts must outlive this object.
-  Sessions(Parts parts, Handlers handlers);
+  // `handover` must outlive this object, as what `shared` points to. The
+  // daemon's `generation` is sent in each packet.
+  Sessions(Channel::Shared shared, Handover* handover, uint64_t generation)
+      : shared_(std::move(shared)),
+        handover_(*handover),
+        generation_(generation) {}
   Sessions(const Sessions&) = delete;
 
   // Starts reading the session and watching its process. `socket` is empty if
@@ -63,8 +41,7 @@ class Sessions {
   // the descriptors which that daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Returns the session's channel, valid until the session is forgotten; null
-  // if there is none.
+  // Null if there is none. Valid until the session is forgotten.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
@@ -75,8 +52,7 @@ class Sessions {
   void HoldUntilKept(SessionId id, int use_page);
   // Ends the session's socket; packets sent before still arrive.
   void EndSocket(SessionId id);
-  // Forgets the session, because its process has ended or need not be watched
-  // any more.
+  // For a session with a process that has ended or need not be watched.
   void Forget(SessionId id);
   // Closes all sockets without the peers noticing, because the next daemon has
   // duplicates.
@@ -88,14 +64,12 @@ class Sessions {
   // Sends packets for which there is room now, and ends stalled sessions.
   void Expire();
 
-  int most_descriptors() const { return in_flight_.most(); }
+  int most_descriptors() const { return shared_.in_flight.most(); }
 
  private:
-  const Parts parts_;
-  const Handlers handlers_;
-  InFlight in_flight_;
-  Turns turns_;
-  std::set<const Channel*> queued_;  // Channel::Shared
+  Channel::Shared shared_;
+  Handover& handover_;
+  const uint64_t generation_;
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
   // Destroyed in the loop's next turn, since their handlers may be running.
   std::vector<std::unique_ptr<Channel>> graveyard_;

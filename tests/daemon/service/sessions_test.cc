@@ -42,23 +42,23 @@ class SessionsTest : public ::testing::Test {
     ASSERT_THAT(handover, IsOk());
     handover_ = *std::move(handover);
     sessions_ = std::make_unique<Sessions>(
-        Sessions::Parts{.loop = loop_.get(),
-                        .closer = &closer_,
-                        .quotas = &quotas_,
-                        .handover = handover_.get(),
-                        .generation = 7},
-        Sessions::Handlers{
-            .message =
-                [this](SessionId id, wire::Message& message) {
-                  read_.emplace_back(id.value(), message.packet.id());
-                },
-            .ended = [this](SessionId id) { ended_.push_back(id.value()); },
-            .broken =
-                [this](SessionId id, const std::string& why) {
-                  broken_.push_back(why);
-                  sessions_->EndSocket(id);
-                },
-            .gone = [](SessionId) {}});
+        Channel::Shared{
+            .loop = loop_.get(),
+            .closer = &closer_,
+            .quotas = &quotas_,
+            .handlers = {
+                .message =
+                    [this](SessionId id, wire::Message& message) {
+                      read_.emplace_back(id.value(), message.packet.id());
+                    },
+                .ended = [this](SessionId id) { ended_.push_back(id.value()); },
+                .broken =
+                    [this](SessionId id, const std::string& why) {
+                      broken_.push_back(why);
+                      sessions_->EndSocket(id);
+                    },
+                .gone = [](SessionId) {}}},
+        handover_.get(), /*generation=*/7);
     loop_->SetWork([this] { return sessions_->TakeTurns(); });
   }
   void TearDown() override {
