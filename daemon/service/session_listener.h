@@ -77,9 +77,10 @@ class SessionListener {
   void Expire(absl::Time now);
 
  private:
-  explicit SessionListener(Options options) : options_(std::move(options)) {}
-  void UseHanded(UniqueFd handed, UniqueFd kept, Handover& handover);
-  absl::Status UseOwn(UniqueFd kept, Handover& handover);
+  SessionListener(Options options, UniqueFd socket, bool stays)
+      : options_(std::move(options)),
+        socket_(std::move(socket)),
+        stays_(stays) {}
   void Accept();
   // Accepts one connection. Returns false if none waits at `listener`, or none
   // can be accepted.
@@ -91,7 +92,7 @@ class SessionListener {
   const Options options_;
   UniqueFd socket_;
   UniqueFd earlier_;  // the earlier daemon's, if another one is served
-  bool stays_ = false;
+  bool stays_;
   SpareFd spare_;
   std::optional<absl::Time> again_at_;  // end of the pause
 };

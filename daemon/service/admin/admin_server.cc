@@ -54,6 +54,17 @@ absl::Status CheckCgroup(const std::string& cgroup) {
       PrintableLine(cgroup)));
 }
 
+// Fills a reply from `result`, or returns its error.
+template <typename T, typename Fill>
+grpc::Status Answer(const absl::StatusOr<T>& result, Fill fill) {
+  if (result.ok()) fill(*result);
+  return ToGrpc(result.status());
+}
+
+std::string By(const auto& request) {
+  return request.by().substr(0, kLongestName);
+}
+
 struct AdminService final : admin::Admin::Service {
   using Context = grpc::ServerContext;
 
@@ -63,20 +74,17 @@ struct AdminService final : admin::Admin::Service {
 
   grpc::Status Status(Context*, const admin::StatusRequest*,
                       admin::StatusReply* reply) override {
-    const auto snapshot = administration->Read();
-    if (!snapshot.ok()) return ToGrpc(snapshot.status());
-    reply->set_json(render(*snapshot));
-    return grpc::Status::OK;
+    return Answer(administration->Read(), [&](const Snapshot& snapshot) {
+      reply->set_json(render(snapshot));
+    });
   }
 
   grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
-    auto rows = administration->ReadRows();
-    if (!rows.ok()) return ToGrpc(rows.status());
     reply->set_version(kStateVersions.written);
     reply->set_oldest_reader(kStateVersions.oldest_reader);
-    reply->set_rows(*std::move(rows));
-    return grpc::Status::OK;
+    return Answer(administration->ReadRows(),
+                  [&](const std::string& rows) { reply->set_rows(rows); });
   }
 
   grpc::Status SetBudget(Context*, const admin::SetBudgetRequest* request,
@@ -105,12 +113,12 @@ struct AdminService final : admin::Admin::Service {
       return absl::OkStatus();
     };
     if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    const auto set = administration->Apply(
-        BudgetChange{target, gpu, host, request->by().substr(0, kLongestName)});
-    if (!set.ok()) return ToGrpc(set.status());
-    reply->set_gpu_bytes(ToWire(set->limits.gpu));
-    reply->set_host_bytes(ToWire(set->limits.host));
-    return grpc::Status::OK;
+    return Answer(
+        administration->Apply(BudgetChange{target, gpu, host, By(*request)}),
+        [&](const Administration::Applied& set) {
+          reply->set_gpu_bytes(ToWire(set.limits.gpu));
+          reply->set_host_bytes(ToWire(set.limits.host));
+        });
   }
 
   grpc::Status Reserve(Context*, const admin::ReserveRequest* request,
@@ -129,23 +137,21 @@ struct AdminService final : admin::Admin::Service {
       return ToGrpc(absl::InvalidArgumentError(
           fmt::format("bytes is {}, the limit is 2^60", request->bytes())));
     }
-    return ToGrpc(administration
-                      ->Apply(ReservationChange{
-                          pool, Principal{request->uid(), request->cgroup()},
-                          Bytes(static_cast<int64_t>(request->bytes())),
-                          request->by().substr(0, kLongestName)})
-                      .status());
+    return ToGrpc(
+        administration
+            ->Apply(ReservationChange{
+                pool, Principal{request->uid(), request->cgroup()},
+                Bytes(static_cast<int64_t>(request->bytes())), By(*request)})
+            .status());
   }
 
   grpc::Status Drain(Context*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
-    const auto drained = administration->Apply(DrainChange{
-        daemon::Drain{.who = request->by().substr(0, kLongestName),
-                      .reason = request->reason().substr(0, kLongestText),
-                      .at = {}}});
-    if (!drained.ok()) return ToGrpc(drained.status());
-    reply->set_ranks(static_cast<uint32_t>(drained->ranks));
-    return grpc::Status::OK;
+    const DrainChange drain{daemon::Drain{
+        By(*request), request->reason().substr(0, kLongestText), {}}};
+    return Answer(administration->Apply(drain), [&](const auto& drained) {
+      reply->set_ranks(static_cast<uint32_t>(drained.ranks));
+    });
   }
 
   grpc::Status Undrain(Context*, const admin::UndrainRequest*,
@@ -156,41 +162,39 @@ struct AdminService final : admin::Admin::Service {
   grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest* request,
                          admin::KeepLinksReply* reply) override {
     MeasuredLinks measured;
-    measured.by.who = request->by().substr(0, kLongestName);
+    measured.by.who = By(*request);
     for (const auto& link : request->links()) {
       measured.links[link.name()] = {link.h2d_bytes_per_second(),
                                      link.d2h_bytes_per_second(),
                                      link.both_bytes_per_second()};
     }
-    const auto kept = administration->Apply(LinksChange{std::move(measured)});
-    if (!kept.ok()) return ToGrpc(kept.status());
-    reply->set_holds(!kept->links_wait);
-    return grpc::Status::OK;
+    return Answer(
+        administration->Apply(LinksChange{std::move(measured)}),
+        [&](const auto& kept) { reply->set_holds(!kept.links_wait); });
   }
 
   grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
-    const auto forgotten = administration->Apply(LinksChange{});
-    if (!forgotten.ok()) return ToGrpc(forgotten.status());
-    reply->set_holds(!forgotten->links_wait);
-    return grpc::Status::OK;
+    return Answer(administration->Apply(LinksChange{}), [&](const auto& left) {
+      reply->set_holds(!left.links_wait);
+    });
   }
 
   grpc::Status Evict(Context*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
     const absl::Status named = wire::CheckJob(request->job());
     if (!named.ok()) return ToGrpc(named);
-    const auto evicted = administration->Evict(
-        request->job(),
-        request->has_uid() ? std::optional<uint32_t>(request->uid())
-                           : std::nullopt,
-        request->kill(),
-        request->reason().empty() ? "evicted by an administrator"
-                                  : request->reason().substr(0, kLongestText));
-    if (!evicted.ok()) return ToGrpc(evicted.status());
-    reply->set_sessions(static_cast<uint32_t>(evicted->sessions));
-    reply->set_processes(static_cast<uint32_t>(evicted->processes));
-    return grpc::Status::OK;
+    std::optional<uint32_t> uid;
+    if (request->has_uid()) uid = request->uid();
+    const std::string reason = request->reason().empty()
+                                   ? "evicted by an administrator"
+                                   : request->reason().substr(0, kLongestText);
+    return Answer(
+        administration->Evict(request->job(), uid, request->kill(), reason),
+        [&](const Core::Evicted& evicted) {
+          reply->set_sessions(static_cast<uint32_t>(evicted.sessions));
+          reply->set_processes(static_cast<uint32_t>(evicted.processes));
+        });
   }
 
   Administration* const administration;
@@ -210,10 +214,6 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> ServeAdministrators(
       none);
 }
 
-AdminSocket::AdminSocket(std::string path,
-                         std::unique_ptr<grpc::Service> service)
-    : path_(std::move(path)), service_(std::move(service)) {}
-
 absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
     const std::string& path, std::unique_ptr<grpc::Service> service,
     NoAdminSocket none) {
@@ -226,7 +226,8 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
       LogLevel::kError,
       fmt::format("{}: sessions are served, and it is tried again every {}",
                   std::string(served.message()), FormatSpan(kRetry)));
-  socket->thread_ = std::thread([raw = socket.get()] { raw->TryAgain(); });
+  socket->thread_ = std::make_unique<TaskThread>("admin");
+  socket->TryLater();
   return socket;
 }
 
@@ -262,30 +263,15 @@ absl::Status AdminSocket::TryServe() {
   return absl::OkStatus();
 }
 
-void AdminSocket::TryAgain() {
-  for (;;) {
-    {
-      const MutexLock lock(mutex_);
-      const auto next = CondVar::Deadline(kRetry);
-      while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
-      }
-      if (stopping_) return;
-    }
-    if (!TryServe().ok()) continue;
+void AdminSocket::TryLater() {
+  thread_->RunAfter(kRetry, [this] {
+    if (!TryServe().ok()) return TryLater();
     WriteLog(LogLevel::kInfo, "administrators are served on " + path_);
-    return;
-  }
+  });
 }
 
 AdminSocket::~AdminSocket() {
-  if (thread_.joinable()) {
-    {
-      const MutexLock lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.NotifyAll();
-    thread_.join();
-  }
+  if (thread_ != nullptr) thread_->Finish(absl::InfiniteDuration());
   if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now() +
                     std::chrono::milliseconds(200));

@@ -51,7 +51,9 @@ class Administration {
   // Returns the state that would be saved for the next daemon, as rows
   // (CoreRows).
   absl::StatusOr<std::string> ReadRows();
-  absl::Status Answers();
+  absl::Status Answers() {
+    return OnLoop([] {});
+  }
 
   struct Applied {
     Limits limits;            // of a BudgetChange's target
@@ -73,7 +75,6 @@ class Administration {
   absl::StatusOr<Applied> ApplyOnLoop(const PolicyChange& change);
   // InvalidArgument: the change names a cgroup that is not a principal.
   absl::Status CheckCgroup(const PolicyChange& change) const;
-  void Execute(Effects effects) { options_.execute(std::move(effects)); }
   absl::Time now() const { return options_.loop->now(); }
 
   const Options options_;

@@ -46,8 +46,8 @@ class Snapshots {
   };
   struct Answer {
     std::shared_ptr<const Snapshot> data;
-    std::string text;                       // if short
-    std::shared_ptr<const UniqueFd> memfd;  // if long
+    std::string text;  // if short
+    SharedFd memfd;    // if long
   };
   using Got = std::function<void(const absl::StatusOr<Answer>&)>;
   using Take = std::function<Snapshot(const View&)>;
@@ -67,7 +67,8 @@ class Snapshots {
   }
 
  private:
-  void TakeNext();
+  // Runs on the render thread.
+  absl::StatusOr<Answer> Rendered(Answer answer) const;
   void Deliver(const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
                const std::shared_ptr<const absl::StatusOr<Answer>>& answer);
 

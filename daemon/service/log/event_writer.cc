@@ -26,9 +26,9 @@ LogLevel LevelOf(EventKind kind) {
 // Returns whether the daemon itself caused the event. Such events are not
 // limited.
 bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
-  const bool nobodys = event.principal == Principal{} ||
-                       event.principal == Principal{own_uid, ""};
-  return event.cause.session == SessionId() && nobodys;
+  return event.cause.session == SessionId() &&
+         (event.principal == Principal{} ||
+          event.principal == Principal{own_uid, ""});
 }
 
 constexpr absl::Duration kTidyEvery = absl::Seconds(60);
@@ -41,10 +41,9 @@ void EventWriter::WriteNew(const EventLog& log, absl::Time now) {
   const auto is_written = [this](const LoggedEvent& event) {
     return event.number <= written_;
   };
-  const auto newest =
-      std::find_if(log.events().rbegin(), log.events().rend(), is_written);
-  const auto kept =
-      static_cast<uint64_t>(std::distance(log.events().rbegin(), newest));
+  const auto& events = log.events();
+  auto next = std::find_if(events.rbegin(), events.rend(), is_written).base();
+  const auto kept = static_cast<uint64_t>(std::distance(next, events.end()));
   written_ = log.last();
   if (unwritten > kept) {
     WriteLog(LogLevel::kWarning,
@@ -52,9 +51,7 @@ void EventWriter::WriteNew(const EventLog& log, absl::Time now) {
                          "once, and the first of them are lost",
                          unwritten - kept, kept));
   }
-  for (auto each = newest.base(); each != log.events().end(); ++each) {
-    Write(*each, now);
-  }
+  for (; next != events.end(); ++next) Write(*next, now);
 }
 
 void EventWriter::Write(const LoggedEvent& event, absl::Time now) {
@@ -89,11 +86,8 @@ void EventWriter::WriteLimited(int64_t uid, absl::Time now, LogLevel level,
 
 std::optional<uint64_t> LogLimiter::Admit(int64_t uid, absl::Time now) {
   Tidy(now);
-  const auto [found, is_new] = users_.try_emplace(uid);
-  User& user = found->second;
-  if (is_new) user.at = now;
-  user.left = std::min(
-      kBurst, user.left + kPerSecond * absl::ToDoubleSeconds(now - user.at));
+  User& user = users_.try_emplace(uid, User{.at = now}).first->second;
+  user.left = user.LeftAt(now);
   user.at = now;
   if (user.left < 1) {
     ++user.suppressed;
@@ -107,9 +101,7 @@ void LogLimiter::Tidy(absl::Time now) {
   if (now < tidied_at_ + kTidyEvery) return;
   tidied_at_ = now;
   std::erase_if(users_, [&](const auto& entry) {
-    const User& user = entry.second;
-    const double since = absl::ToDoubleSeconds(now - user.at);
-    return user.suppressed == 0 && user.left + kPerSecond * since >= kBurst;
+    return entry.second.suppressed == 0 && entry.second.LeftAt(now) >= kBurst;
   });
 }
 

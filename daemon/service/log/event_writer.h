@@ -3,6 +3,7 @@
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -38,6 +39,10 @@ class LogLimiter {
     double left = kBurst;
     absl::Time at;
     uint64_t suppressed = 0;
+    double LeftAt(absl::Time now) const {
+      const double since = absl::ToDoubleSeconds(now - at);
+      return std::min(kBurst, left + kPerSecond * since);
+    }
   };
   std::map<int64_t, User> users_;
   absl::Time tidied_at_ = absl::InfinitePast();

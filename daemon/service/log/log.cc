@@ -76,9 +76,7 @@ void Write(const Entry& entry) {
       write(STDERR_FILENO, entry.line.data(), entry.line.size());
 }
 
-}  // namespace
-
-struct LogThread::Shared {
+struct Queue {
   Mutex mutex;
   CondVar changed;
   std::deque<Entry> lines ABSL_GUARDED_BY(mutex);
@@ -92,25 +90,27 @@ struct LogThread::Shared {
   void Work();
 };
 
-namespace {
-
+// The current LogThread's queue; null: there is none. Never deleted: threads
+// may log until the end.
 struct Current {
   Mutex mutex;
-  std::shared_ptr<LogThread::Shared> thread ABSL_GUARDED_BY(mutex);
+  std::shared_ptr<Queue> queue ABSL_GUARDED_BY(mutex);
+
+  std::shared_ptr<Queue> Get() {
+    const MutexLock lock(mutex);
+    return queue;
+  }
+  std::shared_ptr<Queue> Exchange(std::shared_ptr<Queue> next) {
+    const MutexLock lock(mutex);
+    return std::exchange(queue, std::move(next));
+  }
 };
+Current& current = *new Current;
 
-Current& TheCurrent() {
-  // Never deleted: threads may log until the end.
-  static auto* const current = new Current;
-  return *current;
-}
-
-}  // namespace
-
-void LogThread::Shared::Put(Entry line) {
+void Queue::Put(Entry line) {
   {
     const MutexLock lock(mutex);
-    if (bytes + line.size() > kMostQueued) {
+    if (bytes + line.size() > LogThread::kMostQueued) {
       ++dropped_lines;
       return;
     }
@@ -120,7 +120,7 @@ void LogThread::Shared::Put(Entry line) {
   changed.NotifyOne();
 }
 
-void LogThread::Shared::Work() {
+void Queue::Work() {
   uint64_t told = dropped_before;
   MutexLock lock(mutex);
   while (!stopping || !lines.empty()) {
@@ -146,29 +146,25 @@ void LogThread::Shared::Work() {
   changed.NotifyAll();
 }
 
-LogThread::LogThread() : shared_(std::make_shared<Shared>()) {
+}  // namespace
+
+LogThread::LogThread() {
+  const auto queue = std::make_shared<Queue>();
   // Detached, so that a thread that waits for a reader of stderr does not delay
   // the daemon's end.
-  std::thread thread([shared = shared_] { shared->Work(); });
+  std::thread thread([queue] { queue->Work(); });
   pthread_setname_np(thread.native_handle(), "log");
   thread.detach();
-  Current& current = TheCurrent();
-  const MutexLock lock(current.mutex);
-  current.thread = shared_;
+  current.Exchange(queue);
 }
 
 LogThread::~LogThread() {
-  {
-    Current& current = TheCurrent();
-    const MutexLock lock(current.mutex);
-    current.thread = nullptr;
-  }
+  const auto queue = current.Exchange(nullptr);
   const auto deadline = CondVar::Deadline(kLogPatience);
-  const MutexLock lock(shared_->mutex);
-  shared_->stopping = true;
-  shared_->changed.NotifyAll();
-  while (!shared_->ended &&
-         shared_->changed.WaitUntil(shared_->mutex, deadline)) {
+  const MutexLock lock(queue->mutex);
+  queue->stopping = true;
+  queue->changed.NotifyAll();
+  while (!queue->ended && queue->changed.WaitUntil(queue->mutex, deadline)) {
   }
 }
 
@@ -181,13 +177,7 @@ bool IsLogged(LogLevel level) {
 void WriteLog(LogLevel level, std::string_view text, const LogFields& fields) {
   if (!IsLogged(level)) return;
   Entry line = EntryOf(level, text, fields);
-  std::shared_ptr<LogThread::Shared> thread;
-  {
-    Current& current = TheCurrent();
-    const MutexLock lock(current.mutex);
-    thread = current.thread;
-  }
-  if (thread) return thread->Put(std::move(line));
+  if (const auto queue = current.Get()) return queue->Put(std::move(line));
   Write(line);
 }
 

@@ -15,7 +15,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -82,15 +81,11 @@ void CountSuppressed(uint64_t lines);
 class LogThread {
  public:
   static constexpr size_t kMostQueued = 256 << 10;  // bytes
-  struct Shared;
 
   LogThread();
   // Writes the queued lines, for a moment at most.
   ~LogThread();
   LogThread(const LogThread&) = delete;
-
- private:
-  const std::shared_ptr<Shared> shared_;
 };
 
 }  // namespace sluice::daemon

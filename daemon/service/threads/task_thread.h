@@ -59,7 +59,7 @@ class Urgency {
 // Runs tasks in order for which the loop must not wait: device calls (making
 // pinned memory takes seconds) and large decodes.
 //
-// Thread safety: Run, RunAfter and Finish from any thread but its own.
+// Thread safety: safe, but Finish waits for ever on its own thread.
 class TaskThread {
  public:
   // kBehindTheLoop is for long work that competes with clients' requests: the
