@@ -145,12 +145,7 @@ absl::Status Service::Prepare() {
   }
   SLUICE_ASSIGN_OR_RETURN(
       handover_,
-      Handover::Start(
-          std::move(options_.starter),
-          [this](std::function<void()> task) { loop_->Post(std::move(task)); },
-          [this](UniqueFd socket) {
-            closer_.CloseSession(std::move(socket));
-          }));
+      Handover::Start(std::move(options_.starter), loop_.get(), &closer_));
   leaving_ = handover_->left_anything();
   MakeSessions();
   SLUICE_ASSIGN_OR_RETURN(

@@ -214,6 +214,10 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> ServeAdministrators(
       none);
 }
 
+AdminSocket::AdminSocket(std::string path,
+                         std::unique_ptr<grpc::Service> service)
+    : path_(std::move(path)), service_(std::move(service)) {}
+
 absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
     const std::string& path, std::unique_ptr<grpc::Service> service,
     NoAdminSocket none) {

@@ -38,8 +38,7 @@ class AdminSocket {
   AdminSocket(const AdminSocket&) = delete;
 
  private:
-  AdminSocket(std::string path, std::unique_ptr<grpc::Service> service)
-      : path_(std::move(path)), service_(std::move(service)) {}
+  AdminSocket(std::string path, std::unique_ptr<grpc::Service> service);
   absl::Status TryServe();
   void TryLater();
 

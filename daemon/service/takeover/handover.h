@@ -28,6 +28,8 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
+#include "daemon/service/closer.h"
+#include "daemon/service/threads/loop.h"
 #include "daemon/state/core_rows.h"
 #include "daemon/state/state_file.h"
 #include "daemon/store/descriptor_store.h"
@@ -38,16 +40,13 @@ namespace sluice::daemon {
 
 class Handover {
  public:
-  using Post = std::function<void(std::function<void()>)>;
-  using Close = std::function<void(UniqueFd)>;
-  // `post` runs a task on the loop's thread. `close` closes a client's socket
-  // on another thread, since that may take long.
+  // `loop` and `closer` must outlive the result.
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
-      Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
+      Starter starter, Loop* loop, Closer* closer, StateFile::Sizes sizes = {});
 
   // Opens the store of `starter`. If the store is lost later, logs that.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
-      const Starter& starter, Post post);
+      const Starter& starter, Loop* loop);
   bool keeps() const { return store_->keeps(); }
   // Returns whether the store has everything, including the state, so that the
   // next daemon could take over now.
@@ -82,17 +81,18 @@ class Handover {
   }
   // Keeps a duplicate of `fd` under a name that is not in use.
   void Keep(const std::string& name, int fd);
-  // Reports that `name` cannot be kept. Until `name` is dropped, the next
-  // daemon would start without state.
-  void CannotKeep(const std::string& name, absl::Status why);
+  // Reports that `name` cannot be kept. Until it is dropped, or `fd` is kept in
+  // a later try, the next daemon would start without state.
+  void CannotKeep(const std::string& name, const absl::Status& why,
+                  UniqueFd fd = UniqueFd());
   // Returns whether a descriptor is kept under `name`, also by an earlier
   // daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
   // Ends a client's connection and drops its socket from the store. The last
   // descriptor of the socket that is closed also closes the client's unread
-  // packets, which takes as long as the client likes. So `socket`, a duplicate,
-  // goes to `close` after the store has dropped its own.
+  // packets, which takes as long as the client likes. So the closer gets
+  // `socket`, a duplicate, after the store has dropped its own.
   void DropSocket(const std::string& name, UniqueFd socket);
   // Runs `then` on the loop when the store has everything given to it so far.
   // Posts it at once if there is no store, or while the store fails.
@@ -103,18 +103,10 @@ class Handover {
 
   DescriptorStore& store() { return *store_; }
 
-  static std::string NameOf(ExtentId id) {
-    return NameFor(kExtent, id.value());
-  }
-  static std::string SocketOf(SessionId id) {
-    return NameFor(kSocket, id.value());
-  }
-  static std::string ProcessOf(SessionId id) {
-    return NameFor(kProcess, id.value());
-  }
-  static std::string UsePageOf(SessionId id) {
-    return NameFor(kUsePage, id.value());
-  }
+  static std::string NameOf(ExtentId id) { return NameFor(kExtent, id); }
+  static std::string SocketOf(SessionId id) { return NameFor(kSocket, id); }
+  static std::string ProcessOf(SessionId id) { return NameFor(kProcess, id); }
+  static std::string UsePageOf(SessionId id) { return NameFor(kUsePage, id); }
   // Returns how many descriptors the starter's store can keep; 0 if it has
   // none.
   static int64_t CapacityOf(const Starter& starter);
@@ -135,10 +127,12 @@ class Handover {
 
   static constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u',
                         kExtent = 'e';
-  static std::string NameFor(char kind, uint64_t number);
+  static std::string NameFor(char kind, auto id) {
+    return kind + std::to_string(id.value());
+  }
 
-  Handover(Post post, Close close, StateFile::Sizes sizes)
-      : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
+  Handover(Loop* loop, Closer* closer, StateFile::Sizes sizes)
+      : loop_(*loop), closer_(*closer), sizes_(sizes) {}
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
   // Stops saving for good, since the store is lost.
@@ -147,10 +141,9 @@ class Handover {
   void Fail(const absl::Status& why);
   void StoreAgain(Core& core, absl::Time now);
   void DropState();
-  void Refused(const std::string& name, UniqueFd fd, absl::Status why);
 
-  const Post post_;
-  const Close close_;
+  Loop& loop_;
+  Closer& closer_;
   const StateFile::Sizes sizes_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;

@@ -66,10 +66,7 @@ class ExtentsTest : public ::testing::Test {
   }
 
   absl::StatusOr<std::unique_ptr<Handover>> HandOver(Starter starter) {
-    return Handover::Start(
-        std::move(starter),
-        [this](std::function<void()> task) { loop_->Post(std::move(task)); },
-        [](UniqueFd) {});
+    return Handover::Start(std::move(starter), loop_.get(), &closer_);
   }
 
   // Make and Destroy must run on the loop's thread, like core's effects.
@@ -105,6 +102,7 @@ class ExtentsTest : public ::testing::Test {
   Mutex mutex_;
   CondVar more_;
   std::vector<absl::Status> made_ ABSL_GUARDED_BY(mutex_);
+  Closer closer_;
   std::unique_ptr<Handover> handover_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;  // last: its thread uses the members above

@@ -35,10 +35,7 @@ class SessionsTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
-    auto handover = Handover::Start(
-        Starter(),
-        [this](std::function<void()> task) { loop_->Post(std::move(task)); },
-        [](UniqueFd) {});
+    auto handover = Handover::Start(Starter(), loop_.get(), &closer_);
     ASSERT_THAT(handover, IsOk());
     handover_ = *std::move(handover);
     sessions_ = std::make_unique<Sessions>(
