@@ -46,33 +46,24 @@ constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
-           int64_t amount) {
-  const auto user =
-      std::find_if(quotas.users.begin(), quotas.users.end(),
-                   [&](const auto& each) { return each.first == who; });
-  if (user == quotas.users.end()) return;
-  user->second[static_cast<size_t>(what)] += amount;
-}
-
 void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
+  const auto add = [&](const Principal& who, size_t what, int64_t amount) {
+    quotas.used[what] += amount;
+    if (viewer != nullptr && who != *viewer) return;
+    for (auto& [user, amounts] : quotas.users) {
+      if (user == who) amounts[what] += amount;
+    }
+  };
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
-  const WaitingQueue& queue = core.waiting();
-  quotas.used[waiting] =
-      std::ssize(queue.waiters()) - std::ssize(queue.for_plans());
   quotas.refused[waiting] = core.stats().waits_refused;
-  for (const auto& [place, waiter] : queue.waiters()) {
-    const Principal& who = waiter.job.principal;
-    if (waiter.for_plan || (viewer != nullptr && who != *viewer)) continue;
-    AddTo(quotas, who, Resource::kWaiting, 1);
+  for (const auto& [place, waiter] : core.waiting().waiters()) {
+    if (!waiter.for_plan) add(waiter.job.principal, waiting, 1);
   }
   const auto kept = static_cast<size_t>(Resource::kKeptProfiles);
   quotas.refused[kept] = core.stats().profiles_refused;
   for (const auto& [who, size] : core.planning().KeptProfiles()) {
-    quotas.used[kept] += size.count();
-    if (viewer != nullptr && who != *viewer) continue;
-    AddTo(quotas, who, Resource::kKeptProfiles, size.count());
+    add(who, kept, size.count());
   }
 }
 
@@ -85,9 +76,9 @@ constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 // Lowers the node's limits of sessions, extents, waiting leases and kept
 // profiles to what this process's descriptors allow. Each stays at least 1,
 // except for a rank's part of the extents.
-NodeConfig Bounded(NodeConfig node, const Shares& shares,
+NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
                    const Share& extents) {
-  const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
+  const Share& sessions = quotas.share(Resource::kSessions);
   const auto bound = [](int& limit, int64_t most) {
     limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
   };
@@ -104,19 +95,16 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
       std::ssize(node.hosts) * (node.host_ready / node.extent.host);
   bound_size(limits.all, extents.all - ahead);
   bound_size(limits.each, extents.each);
-  const Share& waiting = shares[static_cast<size_t>(Resource::kWaiting)];
+  const Share& waiting = quotas.share(Resource::kWaiting);
   bound_size(node.wait_limits.all, waiting.all);
   node.wait_limits.each =
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
-  const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
+  const Share& kept = quotas.share(Resource::kKeptProfiles);
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
   // Half of all extents are divided among the possible ranks; 0 if that is
   // below one each.
-  limits.per_rank = std::min<size_t>(
-      limits.per_rank,
-      limits.all / 2 /
-          static_cast<size_t>(
-              shares[static_cast<size_t>(Resource::kRanks)].all));
+  const auto ranks = static_cast<size_t>(quotas.share(Resource::kRanks).all);
+  limits.per_rank = std::min<size_t>(limits.per_rank, limits.all / 2 / ranks);
   return node;
 }
 
@@ -124,9 +112,9 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
 
 Service::Service(ServiceOptions options)
     : options_(std::move(options)),
-      core_(Bounded(options_.node, options_.shares, options_.extents),
-            options_.clock->Now()),
       quotas_(options_.shares),
+      core_(Bounded(options_.node, quotas_, options_.extents),
+            options_.clock->Now()),
       plan_files_(&core_),
       events_(options_.node.own_uid) {}
 
@@ -141,13 +129,12 @@ absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
   if (options_.starter.watchdog) {
     heartbeat_ = *options_.starter.watchdog / 2;
-    heartbeat_at_ = loop_->now() + heartbeat_;
+    heartbeat_at_ = now() + heartbeat_;
   }
   SLUICE_ASSIGN_OR_RETURN(
       handover_,
       Handover::Start(std::move(options_.starter), loop_.get(), &closer_));
   leaving_ = handover_->left_anything();
-  MakeSessions();
   SLUICE_ASSIGN_OR_RETURN(
       listener_,
       SessionListener::Open(
@@ -159,7 +146,7 @@ absl::Status Service::Prepare() {
           std::move(options_.listener), *handover_));
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
 
-  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
+  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, now()));
   SLUICE_ASSIGN_OR_RETURN(grants_,
                           RankGrants::Start({.node = &options_.node,
                                              .quotas = &quotas_,
@@ -169,10 +156,10 @@ absl::Status Service::Prepare() {
   MakeParts();
   SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
   goes_on ? outside_->GoOn() : outside_->Start();
-  events_.WriteNew(core_.log(), loop_->now());
+  events_.WriteNew(core_.log(), now());
   listener_->Start();
   if (options_.end_after_idle) {
-    idle_end_.emplace(*options_.end_after_idle, loop_->now());
+    idle_end_.emplace(*options_.end_after_idle, now());
   }
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetWork([this] { return sessions_->TakeTurns(); });
@@ -180,25 +167,22 @@ absl::Status Service::Prepare() {
   return absl::OkStatus();
 }
 
-void Service::MakeSessions() {
+void Service::MakeParts() {
   Channel::Handlers handlers;
   handlers.message = [this](SessionId id, wire::Message& m) {
     OnMessage(id, m);
   };
   handlers.ended = [this](SessionId id) {
     ReadCopies();
-    Execute(core_.SocketEnded(id, loop_->now()));
+    Execute(core_.SocketEnded(id, now()));
   };
   handlers.broken = [this](SessionId id, const std::string& why) {
-    Execute(core_.ProtocolBroken(id, why, loop_->now()));
+    Execute(core_.ProtocolBroken(id, why, now()));
   };
   handlers.gone = [this](SessionId id) { OnGone(id); };
   sessions_ = std::make_unique<Sessions>(
       Channel::Shared{loop_.get(), &closer_, &quotas_, std::move(handlers)},
       handover_.get(), options_.node.generation);
-}
-
-void Service::MakeParts() {
   Arena::Options ahead{.ready = options_.node.host_ready,
                        .extent = options_.node.extent.host};
   for (const HostConfig& host : options_.node.hosts) {
@@ -211,13 +195,13 @@ void Service::MakeParts() {
   extents_ = std::make_unique<Extents>(
       options_.driver, arena_.get(), loop_.get(), handover_.get(),
       [this](const std::vector<Core::ExtentOutcome>& outcomes) {
-        Execute(core_.ExtentsMade(outcomes, loop_->now()));
+        Execute(core_.ExtentsMade(outcomes, now()));
       });
   outside_ = std::make_unique<OutsideWatch>(
       options_.driver, options_.node, loop_.get(), options_.clock,
       [this](HeldOutside held) {
         if (!held.pools.empty()) LookForHolders();
-        Execute(core_.OutsideKnown(std::move(held), loop_->now()));
+        Execute(core_.OutsideKnown(std::move(held), now()));
       });
   codec_ = std::make_unique<TaskThread>("codec",
                                         TaskThread::Priority::kBehindTheLoop);
@@ -240,15 +224,14 @@ void Service::MakeParts() {
       loop_.get(), codec_.get(), options_.worker,
       [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
              std::vector<KeyedUnit> units) {
-        Execute(core_.PlanSolved(round, std::move(plan), loop_->now(),
-                                 std::move(units)));
+        Execute(
+            core_.PlanSolved(round, std::move(plan), now(), std::move(units)));
       });
   profile_reader_ = std::make_unique<ProfileReader>(
       loop_.get(), codec_.get(), &quotas_,
       [this](SessionId session, RequestId request,
              absl::StatusOr<ProfileWithHash> profile) {
-        Execute(core_.ProfileRead(session, request, std::move(profile),
-                                  loop_->now()));
+        Execute(core_.ProfileRead(session, request, std::move(profile), now()));
       });
 }
 
@@ -268,8 +251,8 @@ Service::~Service() {
 }
 
 bool Service::Finish(absl::Duration patience) {
-  const absl::Time deadline = options_.clock->Now() + patience;
-  const auto left = [&] { return deadline - options_.clock->Now(); };
+  const absl::Time deadline = now() + patience;
+  const auto left = [&] { return deadline - now(); };
   bool finished = snapshots_->Finish(left());
   finished &= codec_->Finish(left());
   finished &= outside_->Finish(left());
@@ -296,7 +279,7 @@ absl::Status Service::Connected(UniqueFd& socket) {
   SLUICE_RETURN_IF_ERROR(quotas_.Ask(who, Resource::kSessions));
   const SessionId id(next_session_++);
   sessions_->Watch(id, who, std::move(socket), std::move(identity.pidfd));
-  Execute(core_.Connect(id, identity.peer, loop_->now()));
+  Execute(core_.Connect(id, identity.peer, now()));
   return absl::OkStatus();
 }
 
@@ -306,61 +289,47 @@ void Service::RemoveSocket() {
 
 void Service::OnMessage(SessionId id, wire::Message& message) {
   const RequestId request(message.packet.id());
+  const absl::Status handled = Handle(id, request, message);
+  if (handled.ok()) return;
+  // A packet that cannot be answered breaks the protocol. A request with a bad
+  // field is refused, and the session continues.
+  if (message.packet.has_request() && request != RequestId()) {
+    return Refuse(id, request, handled);
+  }
+  Execute(core_.ProtocolBroken(id, std::string(handled.message()), now()));
+}
+
+void Service::Refuse(SessionId id, RequestId request, const absl::Status& why) {
+  sessions_->Send(id, {ErrorPacket(request, why), {}});
+}
+
+absl::Status Service::Handle(SessionId id, RequestId request,
+                             wire::Message& message) {
   if (message.lost_fds && message.packet.has_request()) {
-    return sessions_->Send(
-        id,
-        {ErrorPacket(request, ShortOf(Shortage::kOpenFiles,
-                                      "sluiced has as many files open as it "
-                                      "may: ask again, or raise its "
-                                      "LimitNOFILE")),
-         {}});
+    return ShortOf(Shortage::kOpenFiles,
+                   "sluiced has as many files open as it may: ask again, or "
+                   "raise its LimitNOFILE");
   }
-  absl::Status checked = wire::CheckRequest(message);
-  absl::StatusOr<Request> body =
-      checked.ok() ? ToRequest(message.packet.request()) : checked;
-  if (!body.ok()) {
-    // A packet that cannot be answered breaks the protocol. A request with a
-    // bad field is refused, and the session continues.
-    if (!message.packet.has_request() || request == RequestId()) {
-      return Execute(core_.ProtocolBroken(
-          id, std::string(body.status().message()), loop_->now()));
-    }
-    return sessions_->Send(id, {ErrorPacket(request, body.status()), {}});
-  }
-  if (const absl::Status may = MayAsk(id, *body, message.fds); !may.ok()) {
-    return sessions_->Send(id, {ErrorPacket(request, may), {}});
-  }
-  const auto key = std::make_pair(id, request);
-  const bool profile = std::holds_alternative<ProfileRequest>(*body);
+  SLUICE_RETURN_IF_ERROR(wire::CheckRequest(message));
+  SLUICE_ASSIGN_OR_RETURN(Request body, ToRequest(message.packet.request()));
+  SLUICE_RETURN_IF_ERROR(MayAsk(id, body, message.fds));
   // Only profiles are kept of clients' descriptors; closing one cannot block.
-  if (profile) {
-    const absl::Status memfd = wire::CheckMemfd(message.fds.front());
-    if (!memfd.ok())
-      return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
-  }
-  // A repeated request must not replace the profile that is being read.
-  const bool stored =
-      profile &&
-      profiles_.try_emplace(key, std::move(message.fds.front())).second;
+  const bool is_profile = std::holds_alternative<ProfileRequest>(body);
+  if (is_profile) SLUICE_RETURN_IF_ERROR(wire::CheckMemfd(message.fds.front()));
   core_.Acknowledge(id, RequestId(message.packet.request().answered_up_to()));
-  Effects effects = core_.Receive(id, request, *body, loop_->now());
-  Execute(std::move(effects));
-  if (!stored) return;
-  auto kept = profiles_.extract(key);
-  // Policy did not want it. The message's owner closes it elsewhere: the loop
-  // must not free up to 64 MiB of pages.
-  if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
+  profile_ = is_profile ? &message.fds.front() : nullptr;
+  Execute(core_.Receive(id, request, body, now()));
+  profile_ = nullptr;
+  return absl::OkStatus();
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  // A repeated Hello was counted when it was first granted.
-  const auto is_new = [&] {
-    const Session* const session = core_.session(id);
-    return session != nullptr && session->state == Session::State::kHalfOpen;
-  };
+  const Session* const session = core_.session(id);
   if (auto* hello = std::get_if<HelloRequest>(&request);
-      hello && !hello->observer && is_new()) {
+      // A repeated Hello was counted when it was first granted.
+      hello && !hello->observer && session != nullptr &&
+      session->state == Session::State::kHalfOpen) {
     const Principal& who = sessions_->Find(id)->who();
     const absl::Status may = quotas_.May(who, Resource::kRanks);
     if (!may.ok()) {
@@ -392,7 +361,7 @@ void Service::OnGone(SessionId id) {
   std::vector<Core::Gone> gone = {
       {id, ReadExit(channel->pidfd(), session->peer)}};
   if (session->was_rank()) AddGonePeers(*session, gone);
-  Execute(core_.ProcessesGone(gone, loop_->now()));
+  Execute(core_.ProcessesGone(gone, now()));
 }
 
 void Service::AddGonePeers(const Session& session,
@@ -418,24 +387,24 @@ void Service::AddGonePeers(const Session& session,
   }
 }
 
+absl::Time Service::EndOfIdleness() {
+  if (!idle_end_) return absl::InfiniteFuture();
+  return idle_end_->At(core_.sessions().ranks() > 0, now());
+}
+
 absl::Time Service::NextDeadline() {
-  absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
-  if (idle_end_) {
-    next = std::min(next,
-                    idle_end_->At(core_.sessions().ranks() > 0, loop_->now()));
-  }
-  next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
-  if (core_.ledger().IdleHost() > Bytes(0)) next = std::min(next, memory_at_);
-  next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
-                   handover_->deadline(), listener_->deadline(),
-                   plan_files_.deadline()});
-  return next;
+  const bool is_idle = core_.ledger().IdleHost() > Bytes(0);
+  return std::min(
+      {core_.NextDeadline(), EndOfIdleness(), heartbeat_at_, end_at_,
+       is_idle ? memory_at_ : absl::InfiniteFuture(), snapshots_->deadline(),
+       sessions_->deadline(), solver_->NextDeadline(), reload_->deadline(),
+       handover_->deadline(), listener_->deadline(), plan_files_.deadline()});
 }
 
 void Service::Expire() {
   const absl::Time now = loop_->now();
   if (end_at_ <= now) return loop_->Stop();
-  if (idle_end_ && idle_end_->At(core_.sessions().ranks() > 0, now) <= now) {
+  if (EndOfIdleness() <= now) {
     idle_end_.reset();
     WriteLog(LogLevel::kInfo, "no rank uses it any more");
     return End(Ending::kOfService);
@@ -465,7 +434,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
   const Share places =
       PlacesOfRanks(handover_->store().capacity(), options_.extents,
-                    options_.shares[static_cast<size_t>(Resource::kRanks)]);
+                    quotas_.share(Resource::kRanks));
   // Without room for one rank, ranks are not kept, as the log says.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
@@ -502,7 +471,7 @@ absl::StatusOr<bool> Service::TakeOver() {
   // Adopted state is saved before a client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
-    handover_->Begin(core_, loop_->now());
+    handover_->Begin(core_, now());
   }
   const auto keep = [this](const char* name, int fd) {
     if (!handover_->Kept(name)) handover_->Keep(name, fd);
@@ -534,8 +503,9 @@ absl::Status Service::Adopt(CoreState saved) {
                handover_->Left(Handover::SocketOf(id)) &&
                handover_->Left(Handover::UsePageOf(id))) {
       const absl::Status adopted = AdoptRank(session);
-      if (adopted.ok()) reached.insert(id);
-      if (!adopted.ok()) {
+      if (adopted.ok()) {
+        reached.insert(id);
+      } else {
         WriteLog(LogLevel::kError, std::string(adopted.message()));
       }
     } else {
@@ -594,7 +564,7 @@ void Service::SayReady() {
 
 void Service::Execute(Effects effects) {
   Pass("change-unsaved");
-  handover_->Save(core_, loop_->now());
+  handover_->Save(core_, now());
   Pass("change-saved");
   ++executing_;
   for (Effect& effect : effects) {
@@ -615,9 +585,9 @@ void Service::Execute(Effects effects) {
   }
   Pass("effects-done");
   if (--executing_ == 0 && core_.NoticesSent()) {
-    handover_->Save(core_, loop_->now());
+    handover_->Save(core_, now());
   }
-  events_.WriteNew(core_.log(), loop_->now());
+  events_.WriteNew(core_.log(), now());
 }
 
 void Service::Do(MakeExtent& effect) {
@@ -635,12 +605,12 @@ void Service::Do(AskHolders& effect) {
     answers.push_back({id, extents_->HeldByOthers(id)});
     if (answers.back().held == Held::kYes) LookForHolders();
   }
-  Execute(core_.HoldersKnown(answers, loop_->now()));
+  Execute(core_.HoldersKnown(answers, now()));
 }
 
 void Service::LookForHolders() {
   if (!options_.find_holders || looking_for_holders_ ||
-      loop_->now() < look_for_holders_at_) {
+      now() < look_for_holders_at_) {
     return;
   }
   looking_for_holders_ = true;
@@ -652,7 +622,7 @@ void Service::LookForHolders() {
     loop_->Post([this, pause, found = std::move(found)]() mutable {
       holders_ = std::move(found);
       looking_for_holders_ = false;
-      look_for_holders_at_ = loop_->now() + pause;
+      look_for_holders_at_ = now() + pause;
     });
   });
 }
@@ -670,13 +640,13 @@ void Service::Do(SendReply& effect) {
 
 void Service::SendGranted(SessionId session, RequestId request,
                           const GrantedReply& granted) {
-  std::vector<std::shared_ptr<const UniqueFd>> fds;
+  std::vector<SharedFd> fds;
   for (const Slice& slice : granted.slices) {
     auto fd = extents_->Fd(slice.id);
     if (!fd.ok()) {
       // Posted as a later event, because effects are being executed.
       loop_->Post([this, session, lease = granted.lease, why = fd.status()] {
-        Execute(core_.GrantNotSent(session, lease, why, loop_->now()));
+        Execute(core_.GrantNotSent(session, lease, why, now()));
       });
       return;
     }
@@ -741,28 +711,26 @@ Outgoing Service::WelcomePacket(SessionId session,
 void Service::Do(SendNotice& effect) {
   Outgoing out;
   *out.packet.mutable_event() = ToEvent(effect.notice);
-  PlanId plan;
-  if (const auto* ready = std::get_if<PlanReadyNotice>(&effect.notice)) {
-    plan = ready->plan;
-  }
-  const auto* changed = std::get_if<PlanChangedNotice>(&effect.notice);
-  if (changed != nullptr) plan = changed->plan;
-  const auto* taken_over = std::get_if<TakenOverNotice>(&effect.notice);
-  if (taken_over != nullptr) plan = taken_over->plan;
+  const PlanId plan = std::visit(
+      [](const auto& notice) -> PlanId {
+        if constexpr (requires { notice.plan; }) return notice.plan;
+        return {};
+      },
+      effect.notice);
   if (plan != PlanId()) {
-    auto fd = plan_files_.Of(plan, loop_->now());
+    const auto fd = plan_files_.Of(plan, now());
     if (fd.ok()) {
       out.fds.push_back(*fd);
-    } else if (changed != nullptr) {
+    } else if (std::holds_alternative<PlanChangedNotice>(effect.notice)) {
       // The rank continues with its former plan. Posted as a later event,
       // because effects are being executed.
       WriteLog(LogLevel::kError, std::string(fd.status().message()));
       loop_->Post([this, session = effect.session, plan] {
-        Execute(core_.ChangeNotSent(session, plan, loop_->now()));
+        Execute(core_.ChangeNotSent(session, plan, now()));
       });
       return;
-    } else if (taken_over != nullptr) {
-      *out.packet.mutable_event() = ToEvent(TakenOverNotice{PlanId()});
+    } else if (std::holds_alternative<TakenOverNotice>(effect.notice)) {
+      *out.packet.mutable_event() = ToEvent(TakenOverNotice{});
     } else {
       *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
           std::string(fd.status().message()), ShortageOf(fd.status())});
@@ -797,13 +765,15 @@ void Service::Do(AttachGrants& effect) {
 void Service::Do(ReadProfile& effect) {
   const Session* session = core_.session(effect.session);
   if (session == nullptr) return;
-  const absl::Status taken = profile_reader_->Read(
-      effect.session, effect.request, session->peer.principal,
-      profiles_.at({effect.session, effect.request}));
+  const absl::Status taken =
+      profile_ != nullptr
+          ? profile_reader_->Read(effect.session, effect.request,
+                                  session->peer.principal, *profile_)
+          : absl::InvalidArgumentError("a repeated request lacks its profile");
   if (taken.ok()) return;
   // Posted as a later event, because effects are being executed.
   loop_->Post([this, id = effect.session, request = effect.request, taken] {
-    Execute(core_.ProfileRead(id, request, taken, loop_->now()));
+    Execute(core_.ProfileRead(id, request, taken, now()));
   });
 }
 
@@ -817,16 +787,15 @@ void Service::ReadCopies() {
 void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   const Session* session = core_.session(id);
   if (session == nullptr || sessions_->Find(id) == nullptr) return;
-  const auto asked = queries_.find(id);
-  const int waiting = asked != queries_.end() ? asked->second : 0;
+  int& waiting = queries_[id];
   if (waiting >= kMaxQueries) {
-    const auto refused = absl::ResourceExhaustedError(fmt::format(
-        "{} queries of this session wait for an answer, and the limit is {}: "
-        "wait for one",
-        waiting, kMaxQueries));
-    return sessions_->Send(id, {ErrorPacket(request, refused), {}});
+    return Refuse(id, request,
+                  absl::ResourceExhaustedError(fmt::format(
+                      "{} queries of this session wait for an answer, and the "
+                      "limit is {}: wait for one",
+                      waiting, kMaxQueries)));
   }
-  ++queries_[id];
+  ++waiting;
   const Principal* viewer = core_.sessions().ViewerOf(*session);
   Snapshots::View view{.observer = session->hello.observer, .text = true};
   if (viewer != nullptr) view.principal = *viewer;
@@ -834,17 +803,17 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
     if (--queries_[id] == 0) queries_.erase(id);
     Channel* const to = sessions_->Find(id);
     if (to == nullptr) return;
-    Outgoing out = SnapshotPacket(request, plan, answer);
-    if (!out.fds.empty() && to->unread_memfds() >= kMaxUnread) {
-      out = {ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
-                                      "this session has {} long answers that "
-                                      "it has not read, and the limit is {}: "
-                                      "read one",
-                                      to->unread_memfds(), kMaxUnread))),
-             {}};
+    auto out = SnapshotPacket(request, plan, answer);
+    const bool is_long = out.ok() && !out->fds.empty();
+    if (is_long && to->unread_memfds() >= kMaxUnread) {
+      out = absl::ResourceExhaustedError(fmt::format(
+          "this session has {} long answers that it has not read, and the "
+          "limit is {}: read one",
+          to->unread_memfds(), kMaxUnread));
     }
-    if (!out.fds.empty()) to->CountMemfd();
-    sessions_->Send(id, std::move(out));
+    if (!out.ok()) return Refuse(id, request, out.status());
+    if (is_long) to->CountMemfd();
+    sessions_->Send(id, *std::move(out));
   });
 }
 
@@ -854,7 +823,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   }
   ReadCopies();
   const Principal* const viewer = view.principal ? &*view.principal : nullptr;
-  Snapshot snapshot = core_.TakeSnapshot(viewer, loop_->now());
+  Snapshot snapshot = core_.TakeSnapshot(viewer, now());
   if (view.observer) --snapshot.sessions;  // an observer is not counted
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
@@ -901,19 +870,18 @@ void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
   }
 }
 
-Outgoing Service::SnapshotPacket(
+absl::StatusOr<Outgoing> Service::SnapshotPacket(
     RequestId request, PlanId plan,
     const absl::StatusOr<Snapshots::Answer>& answer) {
-  if (!answer.ok()) return {ErrorPacket(request, answer.status()), {}};
+  SLUICE_RETURN_IF_ERROR(answer.status());
   Outgoing out;
   out.packet.set_id(request.value());
   auto* body = out.packet.mutable_reply()->mutable_snapshot();
   body->set_json(answer->text);
   if (answer->memfd) out.fds.push_back(answer->memfd);
   if (plan != PlanId()) {
-    auto fd = plan_files_.Of(plan, loop_->now());
-    if (!fd.ok()) return {ErrorPacket(request, fd.status()), {}};
-    out.fds.push_back(*fd);
+    SLUICE_ASSIGN_OR_RETURN(out.fds.emplace_back(),
+                            plan_files_.Of(plan, now()));
   }
   return out;
 }
@@ -970,9 +938,9 @@ void Service::End(Ending how) {
   leaving_ = handover_->saves() &&
              (how == Ending::kForAll ||
               (how == Ending::kForRanks && core_.sessions().has_ranks()));
-  end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
+  end_at_ = now() + (leaving_ ? kLongestKeep : kLongestForget);
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
-  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  Execute(core_.ShutDown("sluiced was stopped", now()));
   // Clients that connect from now on wait for a next daemon.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();

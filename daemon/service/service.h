@@ -8,8 +8,6 @@
 // Thread safety: Stop from any thread, Run from one; administration() is safe.
 #pragma once
 
-#include <signal.h>
-
 #include <functional>
 #include <map>
 #include <memory>
@@ -54,8 +52,8 @@ struct ServiceOptions {
   Share extents;                     // from ExtentsOf, for this process
   device::Driver* driver = nullptr;  // must outlive the service
   std::string sim_directory;         // sent to clients; empty on cuda
-  std::shared_ptr<const UniqueFd> sim_clocks;  // sent to ranks; null on cuda
-  GpuAccess gpus;                              // GPUs that each process may use
+  SharedFd sim_clocks;               // sent to ranks; null on cuda
+  GpuAccess gpus;                    // GPUs that each process may use
   WorkerOptions worker;
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC; must outlive the service
   Policy policy;                 // what administrators have set so far
@@ -108,7 +106,6 @@ class Service {
  private:
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
-  void MakeSessions();
   void MakeParts();
 
   // Returns whether an earlier daemon's state was taken over. After an error
@@ -125,6 +122,8 @@ class Service {
 
   absl::Status Connected(UniqueFd& socket);
   void OnMessage(SessionId id, wire::Message& message);
+  void Refuse(SessionId id, RequestId request, const absl::Status& why);
+  absl::Status Handle(SessionId id, RequestId request, wire::Message& message);
   // Checks what policy cannot: room for another rank, and which GPUs the peer
   // may use (`shown`: the descriptors of device nodes that it sent).
   absl::Status MayAsk(SessionId id, Request& request,
@@ -136,6 +135,8 @@ class Service {
                     std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline();
+  absl::Time EndOfIdleness();
+  absl::Time now() const { return loop_->now(); }
   void OnSignal();
   // kForRanks (SIGTERM) leaves what others hold to the next daemon if a rank is
   // attached; kForAll (SIGHUP) even if none is; kOfService nothing, and ranks
@@ -146,8 +147,9 @@ class Service {
   void EndForReload(const absl::Status& checked);
 
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
-  Outgoing SnapshotPacket(RequestId request, PlanId plan,
-                          const absl::StatusOr<Snapshots::Answer>& answer);
+  absl::StatusOr<Outgoing> SnapshotPacket(
+      RequestId request, PlanId plan,
+      const absl::StatusOr<Snapshots::Answer>& answer);
   Snapshot TakeSnapshot(const Snapshots::View& view);
   void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
@@ -182,15 +184,17 @@ class Service {
   absl::Time memory_at_ = absl::InfinitePast();
   absl::Time end_at_ = absl::InfiniteFuture();
   std::optional<IdleEnd> idle_end_;  // unset: the service ends only on request
-  Core core_;
   Quotas quotas_;
+  Core core_;
   std::vector<HolderSnapshot> holders_;  // result of the last search
   bool looking_for_holders_ = false;
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // With requests that policy has not handled yet.
-  std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
+  // Of the request that policy is handling; null: it has none. One that policy
+  // does not want stays with its message, whose owner closes it elsewhere: the
+  // loop must not free up to 64 MiB of pages.
+  UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
   // The number of waiting queries of each session.
   std::map<SessionId, int> queries_;
