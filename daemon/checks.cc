@@ -18,13 +18,13 @@
 #include "daemon/core/core.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
-#include "daemon/runtime/runtime_dir.h"
 #include "daemon/service/takeover/handover.h"
 #include "daemon/start_options.h"
 #include "daemon/state/state_file.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/base/temporary_folder.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/unix_address.h"
 #include "proto/base/whole_io.h"
@@ -41,7 +41,7 @@ absl::Status CheckConfig(const Arguments& arguments, const Config& config) {
   // The policy is checked before the slow parts.
   SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
   SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
-  SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
+  SLUICE_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::Make("sluiced"));
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   SLUICE_RETURN_IF_ERROR(
       UsablePolicy(file, file.owner(), node.config, now).status());
@@ -155,7 +155,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
 }
 
 absl::Status CheckRunning(const Arguments& arguments, const Config& config) {
-  SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
+  SLUICE_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::Make("sluiced"));
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   const auto state =
       CheckState(arguments.runtime_dir + "/admin.sock", node.config);

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -97,10 +96,6 @@ absl::Status CheckOwnDirectory(const std::string& directory,
   return absl::OkStatus();
 }
 
-absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
-  return Take(directory, {});
-}
-
 absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by) {
@@ -149,26 +144,10 @@ void RuntimeLock::Remove() {
   if (held_) unlink(path_.c_str());
 }
 
-absl::StatusOr<OwnedFolder> TemporaryRuntimeDir() {
-  std::error_code error;
-  std::string path =
-      (std::filesystem::temp_directory_path(error) / "sluiced.XXXXXX").string();
-  if (error || mkdtemp(path.data()) == nullptr) {
-    return ErrnoStatus(error ? error.value() : errno,
-                       "make a temporary folder " + path);
-  }
-  OwnedFolder folder;
-  folder.Own(path);
-  return folder;
-}
-
 void OwnedFolder::Remove() {
   std::error_code ignored;
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
   path_.clear();
 }
-
-OwnedFolder::OwnedFolder(OwnedFolder&& other) noexcept
-    : path_(std::exchange(other.path_, {})) {}
 
 }  // namespace sluice::daemon

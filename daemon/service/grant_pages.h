@@ -36,13 +36,11 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // FailedPrecondition: it is not a limits page of this version.
-  static absl::Status CheckLimits(const UniqueFd& kept);
   // The generation of the last writer of `kept`; 0 if it is no limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
-  // the limits page of an earlier daemon, which ranks have mapped
-  // (CheckLimits); empty: make one.
+  // the limits page of an earlier daemon, which ranks have mapped; empty: make
+  // one.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
@@ -67,7 +65,7 @@ class GrantPages {
   // How often a heartbeat was more than kGrantStaleAfter late while ranks were
   // attached: they ran without grants though the daemon was alive.
   uint64_t stale_periods() const { return stale_periods_.load(); }
-  std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
+  SharedFd limits() const { return limits_reader_; }
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
@@ -85,7 +83,7 @@ class GrantPages {
 
   const Clock* clock_;
   UniqueFd limits_writer_;
-  std::shared_ptr<const UniqueFd> limits_reader_;
+  SharedFd limits_reader_;
   GrantLimits* limits_ = nullptr;  // mapped
 
   Mutex mutex_;
@@ -104,7 +102,6 @@ class GrantPages {
 // Thread safety: loop's thread only, except for pages().
 class RankGrants {
  public:
-  using UsePage = std::shared_ptr<const UniqueFd>;
   struct Parts {
     const NodeConfig* node;  // these must outlive this object
     Quotas* quotas;
@@ -112,20 +109,19 @@ class RankGrants {
     const Clock* clock;
   };
 
-  // With the limits page of an earlier daemon if it can be used. Else ranks
-  // that have that page mapped copy without limits.
+  // With the limits page of an earlier daemon, unless it is of another version:
+  // then ranks that have it mapped copy without limits.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
-  // Returns null if no use page could be made: the error is logged, and
-  // UsePageOf returns it.
-  UsePage Attach(const AttachGrants& effect, const Principal& who);
+  // Null: no use page could be made. The error is logged; UsePageOf returns it.
+  SharedFd Attach(const AttachGrants& effect, const Principal& who);
   // For a rank of an earlier daemon, which cannot continue after an error.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
   void DropUsePage(SessionId id);
   // ResourceExhausted: no page could be made.
-  absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
+  absl::StatusOr<SharedFd> UsePageOf(SessionId id) const;
 
   GrantPages& pages() { return *pages_; }
 
@@ -138,7 +134,7 @@ class RankGrants {
   const Parts parts_;
   const std::unique_ptr<GrantPages> pages_;
   std::map<int, Principal> slots_;  // the user of each attached slot
-  std::map<SessionId, UsePage> use_pages_;
+  std::map<SessionId, SharedFd> use_pages_;
   absl::Status no_page_;  // why the last use page could not be made
 };
 

@@ -22,11 +22,9 @@ PoolId PoolOf(device::Placement where) {
 }  // namespace
 
 OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
-                           Loop* loop, const Clock* clock,
-                           std::function<void(HeldOutside)> known)
+                           Loop* loop, std::function<void(HeldOutside)> known)
     : driver_(driver),
       loop_(loop),
-      clock_(clock),
       known_(std::move(known)),
       answers_(node, /*exact=*/driver->TellsHolders()),
       thread_("outside", TaskThread::Priority::kBehindTheLoop) {
@@ -34,7 +32,7 @@ OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
 }
 
 absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
-  OutsideAnswers::Answer answer{.held = {}, .at = clock_->Now()};
+  OutsideAnswers::Answer answer{.held = {}, .at = loop_->now()};
   SLUICE_ASSIGN_OR_RETURN(const auto places, driver_->HeldOutside());
   for (const auto& [where, held] : places) {
     answer.held.emplace(PoolOf(where), held);
@@ -72,11 +70,8 @@ void OutsideWatch::Start() {
   AskAfter(absl::ZeroDuration());
 }
 
-void OutsideWatch::GoOn() { AskAfter(kAskEvery); }
-
 void OutsideWatch::AskAfter(absl::Duration delay) {
-  if (asking_) return;
-  asking_ = true;
+  if (std::exchange(asking_, true)) return;
   thread_.RunAfter(
       delay, [this] { loop_->Post([this, answer = Ask()] { Tell(answer); }); });
 }

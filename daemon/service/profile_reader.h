@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/planning/plans.h"
@@ -64,13 +63,13 @@ class ProfileReader {
     RequestId request;
     std::shared_ptr<UniqueFd> memfd;  // the only owner: a task can be copied
   };
-  class Dropped;
+  struct Dropped;
 
   absl::Status Admit(SessionId session, const Principal& who,
                      const UniqueFd& memfd) const;
   void Start();
-  void Finish(const Principal& who, SessionId session, RequestId request,
-              absl::Duration time, absl::StatusOr<ProfileWithHash> read);
+  void Finish(const Principal& who, const Entry& entry, absl::Duration time,
+              absl::StatusOr<ProfileWithHash> read);
   // Charges the profile's bytes to the user's quota until the last reference to
   // the profile is gone.
   absl::Status Keep(const Principal& who,

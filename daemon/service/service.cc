@@ -198,8 +198,7 @@ void Service::MakeParts() {
         Execute(core_.ExtentsMade(outcomes, now()));
       });
   outside_ = std::make_unique<OutsideWatch>(
-      options_.driver, options_.node, loop_.get(), options_.clock,
-      [this](HeldOutside held) {
+      options_.driver, options_.node, loop_.get(), [this](HeldOutside held) {
         if (!held.pools.empty()) LookForHolders();
         Execute(core_.OutsideKnown(std::move(held), now()));
       });

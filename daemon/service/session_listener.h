@@ -21,9 +21,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/service/closer.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/takeover/handover.h"
+#include "daemon/service/threads/closer.h"
 #include "daemon/service/threads/loop.h"
 #include "proto/base/unique_fd.h"
 

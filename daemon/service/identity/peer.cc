@@ -12,9 +12,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 #include <sstream>
+#include <vector>
 
+#include "absl/strings/str_split.h"
+#include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -49,27 +51,14 @@ absl::Status NoDescriptors() {
                  "try again, or raise its LimitNOFILE");
 }
 
-// Returns the file's text, empty if there is no such file. Error: the process
-// has no descriptor left to open it.
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file.is_open() && OutOfDescriptors(errno)) return NoDescriptors();
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 absl::StatusOr<ProcStat> ReadStat(int pid) {
-  SLUICE_ASSIGN_OR_RETURN(const std::string text,
-                          ReadFile(fmt::format("/proc/{}/stat", pid)));
-  // The second field is the name in parentheses; it may contain any characters.
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) {
+  errno = 0;
+  std::istringstream fields = ProcessStat(std::to_string(pid));
+  if (OutOfDescriptors(errno)) return NoDescriptors();
+  ProcStat stat;
+  if (!(fields >> stat.state)) {
     return absl::NotFoundError(fmt::format("process {} is gone", pid));
   }
-  std::istringstream fields(text.substr(name_end + 1));
-  ProcStat stat;
-  fields >> stat.state;
   std::string skipped;
   for (int field = 4; field < 22; ++field) fields >> skipped;
   fields >> stat.start_ticks;
@@ -161,17 +150,15 @@ absl::Status Unmapped(const char* what) {
 
 }  // namespace
 
-std::string CgroupFrom(std::string_view text) {
-  std::istringstream lines{std::string(text)};
+std::string CgroupFrom(const std::string& text) {
   std::string unified = "/", memory;
-  for (std::string line; std::getline(lines, line);) {
+  for (const auto line : absl::StrSplit(text, '\n')) {
     // Format: "hierarchy:controllers:path".
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (controllers.empty()) unified = line.substr(second + 1);
-    if (controllers == "memory") memory = line.substr(second + 1);
+    const std::vector<std::string> parts =
+        absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() < 3) continue;
+    if (parts[1].empty()) unified = parts[2];
+    if (parts[1] == "memory") memory = parts[2];
   }
   return unified == "/" && !memory.empty() ? memory : unified;
 }
@@ -192,9 +179,10 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
   SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
                           PidfdOf(socket, credentials.pid, use_peerpidfd));
   const auto stat = ReadStat(credentials.pid);
-  SLUICE_ASSIGN_OR_RETURN(
-      const std::string cgroup,
-      ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid)));
+  errno = 0;
+  const std::string cgroup =
+      TextOf(fmt::format("/proc/{}/cgroup", credentials.pid));
+  if (OutOfDescriptors(errno)) return NoDescriptors();
   SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
                           AnswersFor(credentials.pid, credentials.uid));
   // All of this was read while the pidfd was open. If the pidfd's process still

@@ -28,7 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
-#include "daemon/service/closer.h"
+#include "daemon/service/threads/closer.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/state/core_rows.h"
 #include "daemon/state/state_file.h"

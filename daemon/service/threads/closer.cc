@@ -1,4 +1,4 @@
-#include "daemon/service/closer.h"
+#include "daemon/service/threads/closer.h"
 
 #include <pthread.h>
 #include <signal.h>
