@@ -45,7 +45,7 @@ class Channel {
     std::function<void(SessionId, const std::string& why)> broken;
     std::function<void(SessionId)> gone;  // the peer's process ended
   };
-  // Of all channels, which it must outlive.
+  // The channels' common parts; must outlive them.
   struct Shared {
     Loop* loop;
     Closer* closer;

@@ -236,16 +236,6 @@ void Service::MakeParts() {
 
 Service::~Service() {
   if (leaving_ && sessions_) sessions_->Leave();
-  // First threads that post to the loop, then what their tasks use.
-  snapshots_.reset();
-  codec_.reset();
-  solver_.reset();
-  profile_reader_.reset();
-  outside_.reset();
-  extents_.reset();
-  handover_.reset();
-  arena_.reset();
-  grants_.reset();
   RemoveSocket();
 }
 
@@ -359,31 +349,19 @@ void Service::OnGone(SessionId id) {
   ReadCopies();
   std::vector<Core::Gone> gone = {
       {id, ReadExit(channel->pidfd(), session->peer)}};
-  if (session->was_rank()) AddGonePeers(*session, gone);
-  Execute(core_.ProcessesGone(gone, now()));
-}
-
-void Service::AddGonePeers(const Session& session,
-                           std::vector<Core::Gone>& gone) const {
-  std::vector<pollfd> processes;
-  std::vector<SessionId> peers;
-  const JobKey job = session.job();
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* const peer = core_.session(id);
-    if (peer == nullptr || peer->id == session.id || !peer->was_rank() ||
-        peer->job() != job) {
+    if (!session->was_rank() || peer == nullptr || peer == session ||
+        !peer->was_rank() || peer->job() != session->job()) {
       continue;
     }
-    processes.push_back(
-        {.fd = channel->pidfd(), .events = POLLIN, .revents = 0});
-    peers.push_back(id);
+    // Ranks of a job are often killed at once.
+    pollfd ended = {.fd = channel->pidfd(), .events = POLLIN, .revents = 0};
+    if (poll(&ended, 1, /*timeout=*/0) > 0) {
+      gone.push_back({id, ReadExit(ended.fd, peer->peer)});
+    }
   }
-  if (poll(processes.data(), processes.size(), /*timeout=*/0) <= 0) return;
-  for (size_t i = 0; i < peers.size(); ++i) {
-    if ((processes[i].revents & POLLIN) == 0) continue;
-    gone.push_back(
-        {peers[i], ReadExit(processes[i].fd, core_.session(peers[i])->peer)});
-  }
+  Execute(core_.ProcessesGone(gone, now()));
 }
 
 absl::Time Service::EndOfIdleness() {
@@ -463,31 +441,30 @@ absl::StatusOr<bool> Service::TakeOver() {
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass("state-read");
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
-  if (!taken.ok()) {
-    return Annotate(taken, "what an earlier daemon left stays as it is");
-  }
+  SLUICE_RETURN_IF_ERROR(
+      Annotate(taken, "what an earlier daemon left stays as it is"));
   handover_->DropRest();
   // Adopted state is saved before a client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, now());
   }
-  const auto keep = [this](const char* name, int fd) {
-    if (!handover_->Kept(name)) handover_->Keep(name, fd);
-  };
-  keep(Handover::kListener, listener_->fd());
-  keep(Handover::kLimits, grants_->pages().kept().get());
-  if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
-  if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);
+  KeepOnce(Handover::kListener, listener_->fd());
+  KeepOnce(Handover::kLimits, grants_->pages().kept().get());
+  const SharedFd& clocks = options_.sim_clocks;
+  if (clocks) KeepOnce(Handover::kClocks, clocks->get());
+  if (options_.deaths >= 0) KeepOnce(Handover::kDeaths, options_.deaths);
   return any;
+}
+
+void Service::KeepOnce(const char* name, int fd) {
+  if (!handover_->Kept(name)) handover_->Keep(name, fd);
 }
 
 absl::Status Service::Adopt(CoreState saved) {
   const absl::Status adopted = AdoptExtents(saved);
-  if (!adopted.ok()) {
-    extents_->Abandon();
-    return adopted;
-  }
+  if (!adopted.ok()) extents_->Abandon();
+  SLUICE_RETURN_IF_ERROR(adopted);
   Pass("extents-adopted");
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
@@ -550,10 +527,6 @@ absl::Status Service::AdoptRank(const Session& session) {
   return absl::OkStatus();
 }
 
-void Service::KeepHttp(int fd) {
-  if (!handover_->Kept(Handover::kHttp)) handover_->Keep(Handover::kHttp, fd);
-}
-
 void Service::SayReady() {
   handover_->store().Ready("serving");
   Pass("ready-told");
@@ -590,11 +563,11 @@ void Service::Execute(Effects effects) {
 }
 
 void Service::Do(MakeExtent& effect) {
-  if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {
-    return extents_->AdoptMade(effect.id, effect.pool, effect.size,
-                               std::move(kept));
+  const auto& [id, pool, size, who] = effect;
+  if (UniqueFd kept = handover_->Take(Handover::NameOf(id))) {
+    return extents_->AdoptMade(id, pool, size, std::move(kept));
   }
-  extents_->Make(effect.id, effect.pool, effect.size, effect.who);
+  extents_->Make(id, pool, size, who);
 }
 
 // On the loop: one system call for each of few extents.
@@ -827,9 +800,9 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }
-  const device::HostMemoryKind kind = options_.driver->HostMemory();
-  snapshot.host_memory = kind.name;
-  snapshot.host_memory_why = kind.why;
+  device::HostMemoryKind kind = options_.driver->HostMemory();
+  snapshot.host_memory = std::move(kind.name);
+  snapshot.host_memory_why = std::move(kind.why);
   profile_reader_->GiveBackDropped();
   snapshot.quotas = quotas_.TakeSnapshot(viewer);
   AddCountedByPolicy(core_, viewer, snapshot.quotas);
@@ -849,17 +822,15 @@ void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
   const auto returns = [](const PoolSnapshot& pool) {
     return pool.lingering + pool.quarantined + pool.outside > Bytes(0);
   };
-  const bool any =
-      std::ranges::any_of(snapshot.hosts, returns) ||
-      std::ranges::any_of(snapshot.gpus, returns, &GpuSnapshot::pool);
-  if (!any) return;
+  if (std::ranges::none_of(snapshot.hosts, returns) &&
+      std::ranges::none_of(snapshot.gpus, returns, &GpuSnapshot::pool)) {
+    return;
+  }
   LookForHolders();
   std::set<int> attached;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* const session = core_.session(id);
-    if (session != nullptr && session->is_rank()) {
-      attached.insert(session->peer.pid);
-    }
+    if (session && session->is_rank()) attached.insert(session->peer.pid);
   }
   for (const HolderSnapshot& holder : holders_) {
     const bool shown = !view.principal || view.principal->uid == holder.uid;

@@ -5,7 +5,7 @@
 // long runs on other threads (README.md has the table), and its outcome comes
 // back as an event.
 //
-// Thread safety: Stop from any thread, Run from one; administration() is safe.
+// Thread safety: one thread, but administration() is safe.
 #pragma once
 
 #include <functional>
@@ -98,7 +98,7 @@ class Service {
   // The end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
   // Keeps the listening socket for the next daemon. From any thread.
-  void KeepHttp(int fd);
+  void KeepHttp(int fd) { KeepOnce(Handover::kHttp, fd); }
   void SayReady();
 
   Administration& administration() { return *administration_; }
@@ -115,6 +115,7 @@ class Service {
   absl::Status AdoptExtents(const CoreState& saved);
   // After an error, something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
+  void KeepOnce(const char* name, int fd);
   // Whether the store has room for another rank of the user, besides all
   // possible extents. A rank that could not be kept would end saving for all:
   // the next daemon would start without state.
@@ -129,10 +130,6 @@ class Service {
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
-  // Adds ranks of the job that have ended too, because all are often killed at
-  // once.
-  void AddGonePeers(const Session& session,
-                    std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline();
   absl::Time EndOfIdleness();
@@ -191,13 +188,15 @@ class Service {
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // Of the request that policy is handling; null: it has none. One that policy
-  // does not want stays with its message, whose owner closes it elsewhere: the
-  // loop must not free up to 64 MiB of pages.
+  // In the request that policy is handling; null: it has none. If policy does
+  // not want it, the message's owner closes it elsewhere: the loop must not
+  // free up to 64 MiB of pages.
   UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
   // The number of waiting queries of each session.
   std::map<SessionId, int> queries_;
+  // From here on parts end in reverse order: first those that post to the loop,
+  // then what their tasks use.
   std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
   int executing_ = 0;  // nesting depth, since an effect may cause others
