@@ -24,17 +24,6 @@ bool IsStillAt(const UniqueFd& file, const std::string& path) {
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
 }
 
-// Every user may enter it, whatever the umask is: the sockets in it have their
-// own modes.
-std::error_code MakeDirectory(const std::string& directory) {
-  std::error_code error;
-  if (std::filesystem::is_directory(directory, error)) return {};
-  const mode_t before = umask(022);
-  std::filesystem::create_directories(directory, error);
-  umask(before);
-  return error;
-}
-
 // In a user namespace that maps one user, root and other users look alike. A
 // folder counts as root's if its parent is not writable by all: true for /tmp
 // and /home, false for another user's folder in /tmp.
@@ -64,10 +53,8 @@ absl::Status CheckOwnDirectory(const std::string& directory,
     return ErrnoStatus(error ? error.value() : errno, "look at " + directory);
   }
   if (info.st_uid != geteuid()) {
-    return not_own(
-        fmt::format("it belongs to user {}, sluiced runs "
-                    "as user {}",
-                    info.st_uid, geteuid()));
+    return not_own(fmt::format("it belongs to user {}, sluiced runs as user {}",
+                               info.st_uid, geteuid()));
   }
   if ((info.st_mode & 022) != 0) {
     return not_own("others may write to it (chmod go-w)");
@@ -87,10 +74,8 @@ absl::Status CheckOwnDirectory(const std::string& directory,
                                      : fmt::format("user {}", info.st_uid)));
     }
     if ((info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0) {
-      return not_own(
-          fmt::format("everybody may write to {}, and so "
-                      "replace it",
-                      above.string()));
+      return not_own(fmt::format("everybody may write to {}, and so replace it",
+                                 above.string()));
     }
   }
   return absl::OkStatus();
@@ -99,10 +84,18 @@ absl::Status CheckOwnDirectory(const std::string& directory,
 absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by) {
-  if (const std::error_code error = MakeDirectory(directory); error) {
-    return absl::InvalidArgumentError(
-        fmt::format("cannot make the {} {}: {}; choose another with {}", what,
-                    directory, error.message(), chosen_by));
+  std::error_code error;
+  if (!std::filesystem::is_directory(directory, error)) {
+    // Every user may enter it, whatever the umask is: the sockets in it have
+    // their own modes.
+    const mode_t before = umask(022);
+    std::filesystem::create_directories(directory, error);
+    umask(before);
+    if (error) {
+      return absl::InvalidArgumentError(
+          fmt::format("cannot make the {} {}: {}; choose another with {}", what,
+                      directory, error.message(), chosen_by));
+    }
   }
   return CheckOwnDirectory(directory, what, chosen_by);
 }
@@ -113,10 +106,9 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
       MakeOwnDirectory(directory, "runtime directory", "--runtime-dir"));
   const std::string path = directory + "/" + of.file;
   const auto taken = [&] {
-    return absl::AlreadyExistsError(
-        fmt::format("another {} runs in {}: stop it, or use another "
-                    "--runtime-dir",
-                    of.program, directory));
+    return absl::AlreadyExistsError(fmt::format(
+        "another {} runs in {}: stop it, or use another --runtime-dir",
+        of.program, directory));
   };
   UniqueFd folder;
   if (of.locks_folder) {

@@ -85,16 +85,8 @@ bool Channel::ReadOne() {
 
 absl::Status Channel::SendOne(const Outgoing& out) {
   const int count = static_cast<int>(out.fds.size());
-  switch (
-      shared_.in_flight.Take(socket_.get(), who_, count, shared_.loop->now())) {
-    case InFlight::Room::kYes:
-      break;
-    case InFlight::Room::kUnread:
-      return absl::ResourceExhaustedError(
-          "it has not received what it was sent");
-    case InFlight::Room::kOthers:
-      return ShortOf(Shortage::kOpenFiles, "others leave no room");
-  }
+  SLUICE_RETURN_IF_ERROR(
+      shared_.in_flight.Take(socket_.get(), who_, count, shared_.loop->now()));
   std::vector<int> fds;
   fds.reserve(out.fds.size());
   for (const auto& fd : out.fds) fds.push_back(fd->get());

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "proto/base/find.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -23,23 +24,25 @@ bool InFlight::Received(int fd, Socket& socket) {
   return true;
 }
 
-InFlight::Room InFlight::Take(int socket, const Principal& who, int count,
-                              absl::Time now) {
-  if (count == 0) return Room::kYes;
+absl::Status InFlight::Take(int socket, const Principal& who, int count,
+                            absl::Time now) {
+  if (count == 0) return absl::OkStatus();
   Socket& of = sockets_.try_emplace(socket, Socket{.who = who}).first->second;
   if (of.count > 0) Received(socket, of);
-  if (of.count + count > most() && of.count > 0) return Room::kUnread;
+  if (of.count + count > most() && of.count > 0) {
+    return absl::ResourceExhaustedError("it has not received what it was sent");
+  }
   absl::Status may = quotas_->May(who, Resource::kInFlight, count);
   if (!may.ok() && swept_ + kAgain <= now) {
     Look(now);
     may = quotas_->May(who, Resource::kInFlight, count);
   }
   if (!may.ok() && quotas_->used(who, Resource::kInFlight) > 0) {
-    return Room::kOthers;
+    return ShortOf(Shortage::kOpenFiles, "others leave no room");
   }
   quotas_->Charge(who, Resource::kInFlight, count);
   of.count += count;
-  return Room::kYes;
+  return absl::OkStatus();
 }
 
 void InFlight::Adopt(int socket, const Principal& who) {

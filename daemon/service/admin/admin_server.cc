@@ -30,13 +30,15 @@ uint64_t ToWire(Bytes limit) {
   return limit == Limits::kUnlimited ? 0 : limit.size();
 }
 
+absl::StatusOr<Bytes> CheckedBytes(uint64_t bytes, const char* name) {
+  if (bytes < uint64_t{1} << 60) return Bytes(static_cast<int64_t>(bytes));
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, the limit is 2^60", name, bytes));
+}
+
 absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
   if (limit == 0) return Limits::kUnlimited;
-  if (limit >= uint64_t{1} << 60) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} is {}, the limit is 2^60", name, limit));
-  }
-  return Bytes(static_cast<int64_t>(limit));
+  return CheckedBytes(limit, name);
 }
 
 // Refuses a cgroup that cannot exist. It is not shortened like other texts,
@@ -65,6 +67,43 @@ std::string By(const auto& request) {
   return request.by().substr(0, kLongestName);
 }
 
+absl::StatusOr<BudgetChange> From(const admin::SetBudgetRequest& request) {
+  BudgetChange change;
+  change.who = By(request);
+  if (request.target_case() == admin::SetBudgetRequest::kJob) {
+    SLUICE_RETURN_IF_ERROR(wire::CheckJob(request.job()));
+    change.target.job = request.job();
+  } else if (request.target_case() == admin::SetBudgetRequest::kUid) {
+    SLUICE_RETURN_IF_ERROR(CheckCgroup(request.cgroup()));
+    change.target.uid = request.uid();
+    change.target.cgroup = request.cgroup();
+  }
+  if (request.has_gpu_bytes()) {
+    SLUICE_ASSIGN_OR_RETURN(change.gpu,
+                            FromWire(request.gpu_bytes(), "gpu_bytes"));
+  }
+  if (request.has_host_bytes()) {
+    SLUICE_ASSIGN_OR_RETURN(change.host,
+                            FromWire(request.host_bytes(), "host_bytes"));
+  }
+  return change;
+}
+
+absl::StatusOr<ReservationChange> From(const admin::ReserveRequest& request) {
+  if (request.pool_case() == admin::ReserveRequest::POOL_NOT_SET) {
+    return absl::InvalidArgumentError(
+        "memory of which pool? name a GPU or a NUMA node");
+  }
+  SLUICE_RETURN_IF_ERROR(CheckCgroup(request.cgroup()));
+  SLUICE_ASSIGN_OR_RETURN(const Bytes bytes,
+                          CheckedBytes(request.bytes(), "bytes"));
+  const bool gpu = request.pool_case() == admin::ReserveRequest::kGpu;
+  const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
+                       gpu ? request.gpu() : request.numa()};
+  return ReservationChange{
+      pool, {request.uid(), request.cgroup()}, bytes, By(request)};
+}
+
 struct AdminService final : admin::Admin::Service {
   using Context = grpc::ServerContext;
 
@@ -89,74 +128,29 @@ struct AdminService final : admin::Admin::Service {
 
   grpc::Status SetBudget(Context*, const admin::SetBudgetRequest* request,
                          admin::SetBudgetReply* reply) override {
-    BudgetTarget target;
-    if (request->target_case() == admin::SetBudgetRequest::kJob) {
-      target.job = request->job();
-    } else if (request->target_case() == admin::SetBudgetRequest::kUid) {
-      target.uid = request->uid();
-      target.cgroup = request->cgroup();
-    }
-    std::optional<Bytes> gpu, host;
-    const auto read = [&]() -> absl::Status {
-      if (request->target_case() == admin::SetBudgetRequest::kJob) {
-        SLUICE_RETURN_IF_ERROR(wire::CheckJob(target.job));
-      }
-      SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
-      if (request->has_gpu_bytes()) {
-        SLUICE_ASSIGN_OR_RETURN(gpu,
-                                FromWire(request->gpu_bytes(), "gpu_bytes"));
-      }
-      if (request->has_host_bytes()) {
-        SLUICE_ASSIGN_OR_RETURN(host,
-                                FromWire(request->host_bytes(), "host_bytes"));
-      }
-      return absl::OkStatus();
-    };
-    if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    return Answer(
-        administration->Apply(BudgetChange{target, gpu, host, By(*request)}),
-        [&](const Administration::Applied& set) {
-          reply->set_gpu_bytes(ToWire(set.limits.gpu));
-          reply->set_host_bytes(ToWire(set.limits.host));
-        });
+    return Apply(From(*request), [&](const auto& set) {
+      reply->set_gpu_bytes(ToWire(set.limits.gpu));
+      reply->set_host_bytes(ToWire(set.limits.host));
+    });
   }
 
   grpc::Status Reserve(Context*, const admin::ReserveRequest* request,
                        admin::ReserveReply*) override {
-    using Pool = admin::ReserveRequest;
-    if (request->pool_case() == Pool::POOL_NOT_SET) {
-      return ToGrpc(absl::InvalidArgumentError(
-          "memory of which pool? name a GPU or a NUMA node"));
-    }
-    const absl::Status named = CheckCgroup(request->cgroup());
-    if (!named.ok()) return ToGrpc(named);
-    const bool gpu = request->pool_case() == Pool::kGpu;
-    const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
-                         gpu ? request->gpu() : request->numa()};
-    if (request->bytes() >= uint64_t{1} << 60) {
-      return ToGrpc(absl::InvalidArgumentError(
-          fmt::format("bytes is {}, the limit is 2^60", request->bytes())));
-    }
-    return ToGrpc(
-        administration
-            ->Apply(ReservationChange{
-                pool, Principal{request->uid(), request->cgroup()},
-                Bytes(static_cast<int64_t>(request->bytes())), By(*request)})
-            .status());
+    return Apply(From(*request), [](const auto&) {});
   }
 
   grpc::Status Drain(Context*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
     const DrainChange drain{daemon::Drain{
         By(*request), request->reason().substr(0, kLongestText), {}}};
-    return Answer(administration->Apply(drain), [&](const auto& drained) {
+    return Apply(drain, [&](const auto& drained) {
       reply->set_ranks(static_cast<uint32_t>(drained.ranks));
     });
   }
 
   grpc::Status Undrain(Context*, const admin::UndrainRequest*,
                        admin::UndrainReply*) override {
-    return ToGrpc(administration->Apply(DrainChange{}).status());
+    return Apply(DrainChange{}, [](const auto&) {});
   }
 
   grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest* request,
@@ -168,16 +162,14 @@ struct AdminService final : admin::Admin::Service {
                                      link.d2h_bytes_per_second(),
                                      link.both_bytes_per_second()};
     }
-    return Answer(
-        administration->Apply(LinksChange{std::move(measured)}),
-        [&](const auto& kept) { reply->set_holds(!kept.links_wait); });
+    return Apply(LinksChange{std::move(measured)},
+                 [&](const auto& kept) { reply->set_holds(!kept.links_wait); });
   }
 
   grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
-    return Answer(administration->Apply(LinksChange{}), [&](const auto& left) {
-      reply->set_holds(!left.links_wait);
-    });
+    return Apply(LinksChange{},
+                 [&](const auto& left) { reply->set_holds(!left.links_wait); });
   }
 
   grpc::Status Evict(Context*, const admin::EvictRequest* request,
@@ -195,6 +187,12 @@ struct AdminService final : admin::Admin::Service {
           reply->set_sessions(static_cast<uint32_t>(evicted.sessions));
           reply->set_processes(static_cast<uint32_t>(evicted.processes));
         });
+  }
+
+  // Applies a change, if it is valid, and fills the reply.
+  grpc::Status Apply(const absl::StatusOr<PolicyChange>& change, auto fill) {
+    if (!change.ok()) return ToGrpc(change.status());
+    return Answer(administration->Apply(*change), fill);
   }
 
   Administration* const administration;

@@ -62,17 +62,16 @@ GpuAccess::Gpus GpuAccess::Shown(std::span<const UniqueFd> shown) const {
 absl::Status GpuAccess::May(const Gpus& shown, uint64_t gpu) const {
   // A GPU that does not exist is allowed here and refused where it is used.
   if (gpu >= nodes_.size() || shown.contains(gpu)) return absl::OkStatus();
-  if (nodes_[gpu].empty()) {
-    return absl::PermissionDeniedError(fmt::format(
-        "GPU {} is for nobody: sluiced does not know its device node; set "
-        "access = \"any\" in [gpus]",
-        gpu));
-  }
-  return absl::PermissionDeniedError(fmt::format(
-      "GPU {} is not this process's to use: its Hello showed no descriptor of "
-      "{}, opened for reading and writing; be given permission to open that, "
-      "or set access = \"any\" in [gpus]",
-      gpu, nodes_[gpu]));
+  return absl::PermissionDeniedError(
+      nodes_[gpu].empty()
+          ? fmt::format("GPU {} is for nobody: sluiced does not know its "
+                        "device node; set access = \"any\" in [gpus]",
+                        gpu)
+          : fmt::format("GPU {} is not this process's to use: its Hello showed "
+                        "no descriptor of {}, opened for reading and writing; "
+                        "be given permission to open that, or set access = "
+                        "\"any\" in [gpus]",
+                        gpu, nodes_[gpu]));
 }
 
 }  // namespace sluice::daemon
