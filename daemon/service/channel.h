@@ -1,10 +1,9 @@
 // The socket and the pidfd of one session on the loop.
 //
-// Sends never block: packets wait in a queue, and meanwhile the daemon reads no
-// requests from this peer. So a client that never reads costs one queue of
-// replies, and is dropped after kStallLimit. A packet with descriptors also
-// waits until it may be in flight (in_flight.h); a client is not dropped if
-// others use up that limit.
+// Sends never block: packets wait in a queue, and the daemon reads no requests
+// from this peer. A client that never reads costs one queue of replies, and is
+// dropped after kStallLimit. A packet with descriptors also waits until it may
+// be in flight (in_flight.h); no client is dropped if others use up that limit.
 //
 // If there is something to read, a channel queues for a turn (quota/turns.h),
 // in which its owner calls ReadOne.
@@ -85,8 +84,7 @@ class Channel {
   int pidfd() const { return pidfd_.get(); }
   // InfiniteFuture if no packet waits.
   absl::Time stall_deadline() const;
-  // Tries to send first, because the kernel reports room a moment before it
-  // counts a packet as received.
+  // Tries to send first: see Wait.
   bool HasStalled(absl::Time now);
   void CountMemfd() { ++unread_memfds_; }
   // Since the peer had last read everything.

@@ -43,15 +43,12 @@ struct ExportedMemory {
   SharedFd fd;
 };
 
-// Makes host memory ahead of the leases that will use it.
-//
-// Making pinned memory takes seconds on a GPU node, and a cold lease of 1 GiB
-// takes the system calls of 16 extents even on `sim`. For each NUMA node, a
-// thread on that node's cores makes extents of the standard size ahead, until
-// `ready` bytes exist. While leases wait for the device to make memory of the
-// node (Pause), nothing is made ahead there. Ready memory counts as free in
-// policy: if the device has no room for another extent, it is released before
-// the lease fails, and made again after memory was released.
+// Makes host memory ahead of leases, since making pinned memory takes seconds.
+// For each NUMA node, a thread on that node's cores makes extents of the
+// standard size until `ready` bytes exist. While leases wait for the device to
+// make memory of the node (Pause), nothing is made ahead there. Ready memory
+// counts as free in policy: if the device has no room for another extent, it is
+// released before the lease fails, and made again after memory was released.
 //
 // Thread safety: safe.
 class Arena {
@@ -68,8 +65,7 @@ class Arena {
 
   // Nullopt if none is ready or `size` is not the standard one.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
-  // Releases all ready memory and makes no more until Refill. Returns whether
-  // there was any.
+  // Releases all ready memory, if any, and makes no more until Refill.
   bool MakeRoom(PoolId pool);
   void Pause(PoolId pool, bool paused);
   // Memory was released, so the device may have room again.

@@ -46,11 +46,13 @@ absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
                   file.st_size, size));
 }
 
-absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
-  void* const page =
-      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+// Maps a page that GrantPages::Unmap unmaps.
+template <typename Page>
+absl::StatusOr<Page*> MapPage(const UniqueFd& fd) {
+  void* const page = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE,
+                          MAP_SHARED, fd.get(), 0);
   if (page == MAP_FAILED) return ErrnoStatus(errno, "map a grant page");
-  return page;
+  return std::launder(static_cast<Page*>(page));
 }
 
 // FailedPrecondition: it is not a limits page of this version.
@@ -59,13 +61,6 @@ absl::Status CheckLimits(const UniqueFd& kept) {
 }
 
 }  // namespace
-
-struct GrantPages::UsePage {
-  explicit UsePage(void* mapped) : use(static_cast<GrantUse*>(mapped)) {}
-  ~UsePage() { munmap(use, sizeof(GrantUse)); }
-  UsePage(const UsePage&) = delete;
-  GrantUse* use;
-};
 
 GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
     : clock_(clock),
@@ -90,11 +85,10 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
     SLUICE_ASSIGN_OR_RETURN(
         writer, MakePage("sluice grant limits", sizeof(GrantLimits)));
   }
-  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(writer, sizeof(GrantLimits)));
+  SLUICE_ASSIGN_OR_RETURN(GrantLimits * page, MapPage<GrantLimits>(writer));
   auto pages =
       std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));
-  pages->limits_ = is_new ? new (page) GrantLimits()
-                          : std::launder(static_cast<GrantLimits*>(page));
+  pages->limits_.reset(is_new ? new (page) GrantLimits() : page);
   pages->limits_->generation = generation;
   // Other users cannot reopen their descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
@@ -119,7 +113,6 @@ GrantPages::~GrantPages() {
     changed_.NotifyAll();
     thread_.join();
   }
-  if (limits_ != nullptr) munmap(limits_, sizeof(GrantLimits));
 }
 
 void GrantPages::Beat() {
@@ -132,15 +125,13 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
                                             const GrantSharer& sharer) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
-  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
+  SLUICE_ASSIGN_OR_RETURN(GrantUse * page, MapPage<GrantUse>(fd));
   const MutexLock lock(mutex_);
-  Open(slot, std::make_unique<UsePage>(page),
-       policy_->Attach(slot, link, sharer));
+  Open(slot, UsePage(page), policy_->Attach(slot, link, sharer));
   return fd;
 }
 
-void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
-                      const GrantPolicy::Grant& first) {
+void GrantPages::Open(int slot, UsePage page, const GrantPolicy::Grant& first) {
   pages_[slot] = std::move(page);
   Publish(slot, first);
   Beat();
@@ -150,13 +141,13 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
 absl::Status GrantPages::Resume(int slot, int link, const GrantSharer& sharer,
                                 const UniqueFd& use) {
   SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
-  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
-  auto mapped = std::make_unique<UsePage>(page);
+  SLUICE_ASSIGN_OR_RETURN(GrantUse * page, MapPage<GrantUse>(use));
+  UsePage mapped(page);
   const GrantLimitSlot& from = limits_->slots[slot];
   Directions limit = {}, used = {};
   for (int d : {kH2d, kD2h}) {
     limit[d] = from.limit_bytes[d].load(std::memory_order_relaxed);
-    used[d] = mapped->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+    used[d] = mapped->slot.used_bytes[d].load(std::memory_order_relaxed);
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
@@ -210,7 +201,7 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
   std::map<int, GrantPolicy::Needs> needs;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
-      const GrantUseSlot& use = page->use->slot;
+      const GrantUseSlot& use = page->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
       // The deadline of the copy at the front or of a later one. That of an
@@ -229,8 +220,7 @@ void GrantPages::Refill() {
   std::map<int, Directions> used;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
-      used[slot][d] =
-          page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+      used[slot][d] = page->slot.used_bytes[d].load(std::memory_order_relaxed);
     }
   }
   const absl::Time now = clock_->Now();

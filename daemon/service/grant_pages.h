@@ -4,11 +4,12 @@
 // opened only for reading, of a file that other users may not open for writing.
 // Each session has a use page of a sealed size, because a page that a rank
 // could shrink would make the daemon fault. While a rank is attached, the
-// refill thread sets heartbeat and limits about every 2 ms; the loop never
-// delays it for longer than an insertion. If the kernel allows it
-// (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority over
-// others, because after a late heartbeat ranks run without grants.
+// refill thread sets heartbeat and limits about every 2 ms. If the kernel
+// allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority
+// over others, because after a late heartbeat ranks run without grants.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <atomic>
 #include <map>
@@ -69,10 +70,16 @@ class GrantPages {
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
-  struct UsePage;
+  struct Unmap {
+    template <typename Page>
+    void operator()(Page* page) const {
+      munmap(page, sizeof(Page));
+    }
+  };
+  using UsePage = std::unique_ptr<GrantUse, Unmap>;
+
   GrantPages(std::vector<LinkSpeed> links, const Clock* clock);
-  void Open(int slot, std::unique_ptr<UsePage> page,
-            const GrantPolicy::Grant& first)
+  void Open(int slot, UsePage page, const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -84,13 +91,13 @@ class GrantPages {
   const Clock* clock_;
   UniqueFd limits_writer_;
   SharedFd limits_reader_;
-  GrantLimits* limits_ = nullptr;  // mapped
+  std::unique_ptr<GrantLimits, Unmap> limits_;
 
   Mutex mutex_;
   CondVar changed_;
   std::unique_ptr<GrantPolicy> policy_ ABSL_GUARDED_BY(mutex_)
       ABSL_PT_GUARDED_BY(mutex_);
-  std::map<int, std::unique_ptr<UsePage>> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, UsePage> pages_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_refill_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> stale_periods_{0};

@@ -59,24 +59,18 @@ struct ServiceOptions {
   Policy policy;                 // what administrators have set so far
   Starter starter;               // from the starter of this process
   UniqueFd listener;
-  // Checks whether a start would succeed and take over (Reload). Empty: SIGHUP
-  // is only logged.
-  std::vector<std::string> check;
-  // Returns the processes that hold memory of the node, including those with
-  // sessions; on another thread, since it may take long. Null: the device
-  // cannot report them (cuda).
+  std::vector<std::string> check;  // as of Reload; empty: SIGHUP is only logged
+  // Returns all processes that hold memory of the node, on another thread.
+  // Null: the device cannot report them (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
   // The metrics server's address; runs on the loop's thread. Null: no server.
   std::function<TcpListener()> http;
   std::optional<absl::Duration> end_after_idle;
-  // The metrics server uses the listener Handover::kHttp.
-  bool http_goes_on = false;
-  // Kept for the next daemon; -1: none.
-  int deaths = -1;
+  bool http_goes_on = false;  // with the listener Handover::kHttp
+  int deaths = -1;            // kept for the next daemon; -1: none
   // As Administration::Options::write_policy.
   std::function<absl::Status(const Policy&)> write_policy;
-  // Makes the JSON that `Query` returns.
-  std::function<std::string(const Snapshot&)> render;
+  std::function<std::string(const Snapshot&)> render;  // as JSON, for `Query`
 };
 
 class Service {
@@ -108,8 +102,8 @@ class Service {
   absl::Status Prepare();
   void MakeParts();
 
-  // Returns whether an earlier daemon's state was taken over. After an error
-  // everything that it left is unchanged, for another daemon.
+  // Returns whether there was anything. After an error all of it is unchanged,
+  // for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
@@ -173,8 +167,8 @@ class Service {
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // Half of the starter's watchdog timeout. The loop sends the messages itself,
-  // so a loop that hangs is killed, and the next daemon takes over.
+  // Half of the watchdog timeout. The loop itself sends heartbeats, so a loop
+  // that hangs is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_ = absl::InfiniteFuture();
   // The next check whether the machine needs idle memory.
@@ -193,8 +187,7 @@ class Service {
   // free up to 64 MiB of pages.
   UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
-  // The number of waiting queries of each session.
-  std::map<SessionId, int> queries_;
+  std::map<SessionId, int> queries_;  // how many wait
   // From here on parts end in reverse order: first those that post to the loop,
   // then what their tasks use.
   std::unique_ptr<RankGrants> grants_;

@@ -29,42 +29,35 @@ std::atomic<uint64_t> dropped_lines{0}, suppressed_lines{0};
 constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
 constexpr int kPriorities[] = {3, 4, 6, 7};
 
-std::string LineOf(LogLevel level, std::string_view text,
-                   const LogFields& fields) {
-  return fmt::format("{} {} {}{}\n",
-                     absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
-                                      absl::UTCTimeZone()),
-                     kNames[static_cast<int>(level)], text,
-                     fields.request.empty() ? "" : " (" + fields.request + ")");
-}
-
-std::string JournalEntryOf(LogLevel level, std::string_view text,
-                           const LogFields& fields) {
-  JournalSocket::Fields all = {
-      {"MESSAGE", std::string(text)},
-      {"PRIORITY", std::to_string(kPriorities[static_cast<int>(level)])},
-      {"SYSLOG_IDENTIFIER", "sluiced"}};
-  if (!fields.event.empty()) all.emplace_back("SLUICE_EVENT", fields.event);
-  if (!fields.request.empty()) {
-    all.emplace_back("SLUICE_REQUEST", fields.request);
-  }
-  if (fields.uid) all.emplace_back("SLUICE_UID", std::to_string(*fields.uid));
-  return JournalSocket::Encode(all);
-}
-
 // Null: lines go to stderr. Never deleted: threads may log until the end.
 std::atomic<const JournalSocket*> journal{nullptr};
 
 struct Entry {
   std::string line;
-  std::string for_journal;  // empty: no journal is in use
+  std::string for_journal = "";  // empty: no journal is in use
   size_t size() const { return line.size() + for_journal.size(); }
 };
 
 Entry EntryOf(LogLevel level, std::string_view text,
               const LogFields& fields = {}) {
-  return {LineOf(level, text, fields),
-          journal.load() != nullptr ? JournalEntryOf(level, text, fields) : ""};
+  const auto index = static_cast<size_t>(level);
+  Entry entry{
+      fmt::format("{} {} {}{}\n",
+                  absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
+                                   absl::UTCTimeZone()),
+                  kNames[index], text,
+                  fields.request.empty() ? "" : " (" + fields.request + ")")};
+  if (journal.load() == nullptr) return entry;
+  JournalSocket::Fields all = {{"MESSAGE", std::string(text)},
+                               {"PRIORITY", std::to_string(kPriorities[index])},
+                               {"SYSLOG_IDENTIFIER", "sluiced"}};
+  if (!fields.event.empty()) all.emplace_back("SLUICE_EVENT", fields.event);
+  if (!fields.request.empty()) {
+    all.emplace_back("SLUICE_REQUEST", fields.request);
+  }
+  if (fields.uid) all.emplace_back("SLUICE_UID", std::to_string(*fields.uid));
+  entry.for_journal = JournalSocket::Encode(all);
+  return entry;
 }
 
 void Write(const Entry& entry) {
@@ -86,8 +79,44 @@ struct Queue {
   // Read before the thread runs, because lines may be dropped from then on.
   const uint64_t dropped_before = dropped_lines;
 
-  void Put(Entry entry);
-  void Work();
+  void Put(Entry line) {
+    {
+      const MutexLock lock(mutex);
+      if (bytes + line.size() > LogThread::kMostQueued) {
+        ++dropped_lines;
+        return;
+      }
+      bytes += line.size();
+      lines.push_back(std::move(line));
+    }
+    changed.NotifyOne();
+  }
+
+  void Work() {
+    uint64_t told = dropped_before;
+    MutexLock lock(mutex);
+    while (!stopping || !lines.empty()) {
+      if (lines.empty()) {
+        changed.Wait(mutex);
+        continue;
+      }
+      const Entry line = std::move(lines.front());
+      lines.pop_front();
+      lock.Unlock();
+      Write(line);  // blocks while stderr is not read
+      if (const uint64_t now = dropped_lines; now != told) {
+        Write(EntryOf(LogLevel::kWarning,
+                      fmt::format("{} lines were dropped here: nobody read "
+                                  "the log",
+                                  now - told)));
+        told = now;
+      }
+      lock.Lock();
+      bytes -= line.size();
+    }
+    ended = true;
+    changed.NotifyAll();
+  }
 };
 
 // The current LogThread's queue; null: there is none. Never deleted: threads
@@ -106,45 +135,6 @@ struct Current {
   }
 };
 Current& current = *new Current;
-
-void Queue::Put(Entry line) {
-  {
-    const MutexLock lock(mutex);
-    if (bytes + line.size() > LogThread::kMostQueued) {
-      ++dropped_lines;
-      return;
-    }
-    bytes += line.size();
-    lines.push_back(std::move(line));
-  }
-  changed.NotifyOne();
-}
-
-void Queue::Work() {
-  uint64_t told = dropped_before;
-  MutexLock lock(mutex);
-  while (!stopping || !lines.empty()) {
-    if (lines.empty()) {
-      changed.Wait(mutex);
-      continue;
-    }
-    const Entry line = std::move(lines.front());
-    lines.pop_front();
-    lock.Unlock();
-    Write(line);  // blocks while stderr is not read
-    if (const uint64_t now = dropped_lines; now != told) {
-      Write(EntryOf(LogLevel::kWarning,
-                    fmt::format("{} lines were dropped here: nobody read "
-                                "the log",
-                                now - told)));
-      told = now;
-    }
-    lock.Lock();
-    bytes -= line.size();
-  }
-  ended = true;
-  changed.NotifyAll();
-}
 
 }  // namespace
 
@@ -224,13 +214,12 @@ std::string JournalSocket::Encode(const Fields& fields) {
 }
 
 bool JournalSocket::Send(const std::string& entry) const {
-  while (true) {
-    if (sendto(socket_.get(), entry.data(), entry.size(), MSG_NOSIGNAL,
-               reinterpret_cast<const sockaddr*>(&to_), sizeof(to_)) >= 0) {
-      return true;
-    }
-    if (errno != EINTR) return false;
-  }
+  ssize_t sent = 0;
+  do {
+    sent = sendto(socket_.get(), entry.data(), entry.size(), MSG_NOSIGNAL,
+                  reinterpret_cast<const sockaddr*>(&to_), sizeof(to_));
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
 }
 
 }  // namespace sluice::daemon

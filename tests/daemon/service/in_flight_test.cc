@@ -19,6 +19,12 @@ namespace {
 using sluice::testing::IsOk;
 enum class Room { kYes, kUnread, kOthers };
 
+Room RoomOf(const absl::Status& taken) {
+  if (taken.ok()) return Room::kYes;
+  return ShortageOf(taken) == Shortage::kOpenFiles ? Room::kOthers
+                                                   : Room::kUnread;
+}
+
 const Principal kA{1, ""}, kB{2, ""};
 const absl::Time kStart = absl::FromUnixSeconds(1000);
 
@@ -55,11 +61,6 @@ class InFlightTest : public ::testing::Test {
     Shares shares;
     shares.fill({8, 16});
     return shares;
-  }
-  static Room RoomOf(const absl::Status& taken) {
-    if (taken.ok()) return Room::kYes;
-    return ShortageOf(taken) == Shortage::kOpenFiles ? Room::kOthers
-                                                     : Room::kUnread;
   }
   Room Take(const Ends& ends, const Principal& who, int count) {
     return RoomOf(in_flight_.Take(ends.ours.get(), who, count, kStart));
@@ -143,9 +144,11 @@ TEST(InFlight, WhatAnEarlierDaemonSentCountsUntilItIsRead) {
   in_flight.Adopt(read.ours.get(), kB);
   EXPECT_EQ(quotas.used(kA, Resource::kInFlight), in_flight.most());
   EXPECT_EQ(quotas.used(kB, Resource::kInFlight), 0);
-  EXPECT_EQ(in_flight.Take(unread.ours.get(), kA, 1, kStart), Room::kUnread);
+  EXPECT_EQ(RoomOf(in_flight.Take(unread.ours.get(), kA, 1, kStart)),
+            Room::kUnread);
   EXPECT_THAT(wire::Receive(unread.theirs.get()), IsOk());
-  EXPECT_EQ(in_flight.Take(unread.ours.get(), kA, 1, kStart), Room::kYes);
+  EXPECT_EQ(RoomOf(in_flight.Take(unread.ours.get(), kA, 1, kStart)),
+            Room::kYes);
 }
 
 }  // namespace
