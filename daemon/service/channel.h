@@ -16,7 +16,7 @@
 #include <set>
 #include <string>
 
-#include "absl/status/statusor.h"
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/quota/turns.h"
@@ -77,10 +77,7 @@ class Channel {
   // The peer does not notice: the next daemon has a duplicate of the socket.
   void Leave();
   bool open() const { return static_cast<bool>(socket_); }
-  int socket() const { return socket_.get(); }
-  absl::StatusOr<UniqueFd> DuplicateSocket() const {
-    return socket_.Duplicate();
-  }
+  const UniqueFd& socket() const { return socket_; }
   int pidfd() const { return pidfd_.get(); }
   // InfiniteFuture if no packet waits.
   absl::Time stall_deadline() const;
@@ -91,6 +88,7 @@ class Channel {
   int unread_memfds();
   absl::Time retry_at() const { return retry_at_; }
   const Principal& who() const { return who_; }
+  SessionId id() const { return id_; }
 
  private:
   void OnSocket(uint32_t events);

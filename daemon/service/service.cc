@@ -79,24 +79,21 @@ constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
                    const Share& extents) {
   const Share& sessions = quotas.share(Resource::kSessions);
-  const auto bound = [](int& limit, int64_t most) {
-    limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
+  const auto bound = [](auto& limit, int64_t most) {
+    const auto before = static_cast<int64_t>(limit);
+    limit = std::min(before, std::max<int64_t>(most, 1));
   };
   bound(node.max_sessions, sessions.all);
   bound(node.max_half_open, sessions.all / 2);
   bound(node.max_half_open_each, sessions.each / 2);
   ExtentLimits& limits = node.extent_limits;
-  const auto bound_size = [](size_t& limit, int64_t most) {
-    const auto allowed = static_cast<size_t>(std::max<int64_t>(most, 1));
-    limit = std::min(limit, allowed);
-  };
   // Memory that is made ahead needs descriptors too.
   const int64_t ahead =
       std::ssize(node.hosts) * (node.host_ready / node.extent.host);
-  bound_size(limits.all, extents.all - ahead);
-  bound_size(limits.each, extents.each);
+  bound(limits.all, extents.all - ahead);
+  bound(limits.each, extents.each);
   const Share& waiting = quotas.share(Resource::kWaiting);
-  bound_size(node.wait_limits.all, waiting.all);
+  bound(node.wait_limits.all, waiting.all);
   node.wait_limits.each =
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   const Share& kept = quotas.share(Resource::kKeptProfiles);
@@ -549,6 +546,10 @@ void Service::Execute(Effects effects) {
             },
             [&](UseLinks& e) { grants_->pages().UseLinks(std::move(e.links)); },
             [&](DetachGrants& e) { grants_->Detach(e.slot); },
+            [&](Forget& e) {
+              sessions_->Forget(e.session);
+              gpus_.erase(e.session);
+            },
             [&](SolvePlan& e) { solver_->Solve(std::move(e)); },
             [&](StopSolving& e) { solver_->Stop(e.round); },
             [&](HurrySolving& e) { solver_->Hurry(e.round); },
@@ -600,14 +601,34 @@ void Service::LookForHolders() {
 }
 
 void Service::Do(SendReply& effect) {
-  if (const auto* query = std::get_if<SnapshotReply>(&effect.reply)) {
-    return AnswerQuery(effect.session, effect.request, query->plan);
+  const auto& [session, request, reply] = effect;
+  if (const auto* query = std::get_if<SnapshotReply>(&reply)) {
+    return AnswerQuery(session, request, query->plan);
   }
-  if (const auto* granted = std::get_if<GrantedReply>(&effect.reply)) {
-    return SendGranted(effect.session, effect.request, *granted);
+  if (const auto* granted = std::get_if<GrantedReply>(&reply)) {
+    return SendGranted(session, request, *granted);
   }
-  sessions_->Send(effect.session,
-                  ToPacket(effect.session, effect.request, effect.reply));
+  absl::Status error;
+  Outgoing out;
+  out.packet.set_id(request.value());
+  wire::Reply* const to = out.packet.mutable_reply();
+  if (const auto* failed = std::get_if<absl::Status>(&reply)) {
+    error = *failed;
+  } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
+    error = FillWelcome(session, *welcome, out);
+  } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
+    to->mutable_submitted()->set_waiting_for(submitted->waiting_for);
+  } else if (const auto* noted = std::get_if<NotedReply>(&reply)) {
+    wire::Noted* const body = to->mutable_noted();
+    const Session* const of = core_.session(session);
+    if (noted->room && of != nullptr) {
+      FillPool(core_, *noted->room, &of->peer.principal, body->mutable_gpu());
+    }
+  } else {
+    to->mutable_freed();
+  }
+  if (!error.ok()) return Refuse(session, request, error);
+  sessions_->Send(session, std::move(out));
 }
 
 void Service::SendGranted(SessionId session, RequestId request,
@@ -630,33 +651,8 @@ void Service::SendGranted(SessionId session, RequestId request,
   }
 }
 
-Outgoing Service::ToPacket(SessionId session, RequestId request,
-                           const Reply& reply) {
-  Outgoing out;
-  if (const auto* error = std::get_if<absl::Status>(&reply)) {
-    out.packet = ErrorPacket(request, *error);
-  } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
-    out = WelcomePacket(session, *welcome);
-  } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
-    out.packet.mutable_reply()->mutable_submitted()->set_waiting_for(
-        submitted->waiting_for);
-  } else if (std::holds_alternative<FreedReply>(reply)) {
-    out.packet.mutable_reply()->mutable_freed();
-  } else {
-    wire::Noted* noted = out.packet.mutable_reply()->mutable_noted();
-    const auto* from = std::get_if<NotedReply>(&reply);
-    const Session* of = core_.session(session);
-    if (from != nullptr && from->room && of != nullptr) {
-      FillPool(core_, *from->room, &of->peer.principal, noted->mutable_gpu());
-    }
-  }
-  out.packet.set_id(request.value());
-  return out;
-}
-
-Outgoing Service::WelcomePacket(SessionId session,
-                                const WelcomeReply& welcome) {
-  Outgoing out;
+absl::Status Service::FillWelcome(SessionId session,
+                                  const WelcomeReply& welcome, Outgoing& out) {
   auto* body = out.packet.mutable_reply()->mutable_welcome();
   body->set_session_id(session.value());
   body->set_protocol(welcome.protocol);
@@ -667,17 +663,12 @@ Outgoing Service::WelcomePacket(SessionId session,
   const device::HostMemoryKind host = options_.driver->HostMemory();
   body->set_host_memory(host.name);
   body->set_host_memory_why(host.why);
-  if (!welcome.observer) {
-    const auto use = grants_->UsePageOf(session);
-    if (!use.ok()) {
-      out.packet = ErrorPacket(RequestId(), use.status());
-      return out;
-    }
-    body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
-    out.fds = {grants_->pages().limits(), *use};
-    if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
-  }
-  return out;
+  if (welcome.observer) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const SharedFd use, grants_->UsePageOf(session));
+  body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
+  out.fds = {grants_->pages().limits(), use};
+  if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
+  return absl::OkStatus();
 }
 
 void Service::Do(SendNotice& effect) {
@@ -715,11 +706,6 @@ void Service::Do(CloseSocket& effect) {
   sessions_->EndSocket(effect.session);
   grants_->DropUsePage(effect.session);
   profile_reader_->Forget(effect.session);
-}
-
-void Service::Do(Forget& effect) {
-  sessions_->Forget(effect.session);
-  gpus_.erase(effect.session);
 }
 
 void Service::Do(KillProcess& effect) {

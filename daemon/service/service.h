@@ -150,7 +150,6 @@ class Service {
   void Do(SendReply& effect);
   void Do(SendNotice& effect);
   void Do(CloseSocket& effect);
-  void Do(Forget& effect);
   void Do(KillProcess& effect);
   void Do(AttachGrants& effect);
   void Do(ReadProfile& effect);
@@ -159,8 +158,8 @@ class Service {
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
-  Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
-  Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
+  absl::Status FillWelcome(SessionId session, const WelcomeReply& welcome,
+                           Outgoing& out);
 
   ServiceOptions options_;
   std::unique_ptr<Loop> loop_;

@@ -47,7 +47,7 @@ void Sessions::Send(SessionId id, Outgoing out) {
 void Sessions::HoldUntilKept(SessionId id, int use_page) {
   Channel* const channel = Find(id);
   if (channel == nullptr || !handover_.keeps()) return;
-  handover_.Keep(Handover::SocketOf(id), channel->socket());
+  handover_.Keep(Handover::SocketOf(id), channel->socket().get());
   handover_.Keep(Handover::ProcessOf(id), channel->pidfd());
   handover_.Keep(Handover::UsePageOf(id), use_page);
   Pass("session-put");
@@ -65,12 +65,9 @@ void Sessions::EndSocket(SessionId id) {
   const std::string name = Handover::SocketOf(id);
   if (channel->open() && handover_.Kept(name)) {
     // If no descriptor is free for the duplicate, the store closes the socket.
-    auto socket = channel->DuplicateSocket();
-    if (socket.ok()) {
-      handover_.DropSocket(name, *std::move(socket));
-    } else {
-      handover_.Drop(name);
-    }
+    auto socket = channel->socket().Duplicate();
+    socket.ok() ? handover_.DropSocket(name, *std::move(socket))
+                : handover_.Drop(name);
   }
   channel->CloseSocket();
 }
@@ -122,17 +119,13 @@ void Sessions::Expire() {
   for (UniqueFd& done : shared_.in_flight.Sweep(now)) {
     shared_.closer->CloseSession(std::move(done));
   }
-  std::vector<SessionId> waiting, stalled;
-  for (const auto& [id, channel] : channels_) {
-    if (channel->retry_at() <= now) waiting.push_back(id);
-  }
-  for (SessionId id : waiting) {
+  std::vector<SessionId> queued;
+  for (const Channel* channel : shared_.queued) queued.push_back(channel->id());
+  std::ranges::sort(queued);
+  for (SessionId id : queued) {
     if (Channel* const channel = Find(id)) channel->Retry(now);
   }
-  for (const auto& [id, channel] : channels_) {
-    if (channel->stall_deadline() <= now) stalled.push_back(id);
-  }
-  for (SessionId id : stalled) {
+  for (SessionId id : queued) {
     Channel* const channel = Find(id);
     if (channel == nullptr || !channel->HasStalled(now)) continue;
     shared_.handlers.broken(

@@ -154,7 +154,7 @@ TEST_F(SessionsTest, AForgottenOneIsGivenBackAndSentNothing) {
 
 TEST_F(SessionsTest, OneThatIsLeftToTheNextDaemonSeesNoEnd) {
   const UniqueFd peer = Watch(SessionId(1));
-  const UniqueFd kept(dup(sessions_->Find(SessionId(1))->socket()));
+  const UniqueFd kept(dup(sessions_->Find(SessionId(1))->socket().get()));
   sessions_->Leave();
   sessions_.reset();
   EXPECT_TRUE(
