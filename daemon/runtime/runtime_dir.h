@@ -12,12 +12,11 @@
 
 namespace sluice::daemon {
 
-// Returns OK if this process may trust paths below `directory`: it belongs to
-// this user, only this user may write to it, and only root and this user can
-// replace it (each folder above belongs to one of them, and is sticky or not
-// writable by all; README.md has the rule for user namespaces).
-// InvalidArgument: it is not safe; the message names `what`, the reason, and
-// the setting `chosen_by` that chooses another directory.
+// OK if this process may trust paths below `directory`: it belongs to this
+// user, only this user may write to it, and only root and this user can replace
+// it (each folder above belongs to one of them, and is sticky or not writable
+// by all; README.md has the rule for user namespaces). InvalidArgument names
+// `what`, the reason, and the setting `chosen_by` that chooses another one.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");

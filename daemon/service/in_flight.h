@@ -37,8 +37,8 @@ class InFlight {
   // marked kOpenFiles: other peers, of its user or of all users, have not.
   absl::Status Take(int socket, const Principal& who, int count,
                     absl::Time now);
-  // Adds the socket of an earlier daemon, with the most that one session may
-  // have: what was not received is unknown.
+  // For a socket of an earlier daemon: counts the most that a session may have,
+  // since what was not received is unknown.
   void Adopt(int socket, const Principal& who);
   void Undo(int socket, int count);
   // Returns `socket` if all its packets are read; else keeps it until then.
@@ -56,7 +56,7 @@ class InFlight {
     int count = 0;
     UniqueFd ended = UniqueFd();  // socket of an ended session
   };
-  // If the peer has received all, uncounts it and returns true.
+  // If the peer has received all, gives that back and returns true.
   bool Received(int fd, Socket& socket);
 
   Quotas* quotas_;

@@ -55,12 +55,11 @@ class PlanSolver {
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `codec` must end before the solver, which its tasks use. `done` runs on the
-  // loop's thread. The codec thread starts the workers, and the kernel ends
-  // them with that thread (PR_SET_PDEATHSIG).
+  // `codec` must end before the solver, which its tasks use. It starts the
+  // workers, and the kernel ends them with its thread (PR_SET_PDEATHSIG).
+  // `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Ends running workers. A worker with an unposted start ends with the
-  // loop.
+  // Ends workers; one with an unposted start ends with the loop.
   ~PlanSolver();
 
   void Solve(SolvePlan question);

@@ -45,12 +45,10 @@ class ProfileReader {
                 ProfileLimits limits = {});
 
   // Moves `memfd`, which is sealed (wire::CheckMemfd), and calls `done` later.
-  // If it refuses (ResourceExhausted or InvalidArgument, with limit and
-  // remedy), `memfd` is not moved.
+  // After a refusal (ResourceExhausted, InvalidArgument) it is not moved.
   absl::Status Read(SessionId session, RequestId request, const Principal& who,
                     UniqueFd& memfd);
-  // Drops the session's profiles and closes their descriptors; `done` is not
-  // called.
+  // Drops the session's profiles; `done` is not called.
   void Forget(SessionId session);
   // Gives back the quota of dropped profiles. Call before reading quotas.
   void GiveBackDropped();

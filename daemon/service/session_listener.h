@@ -5,10 +5,9 @@
 // socket.
 //
 // No connection is left without an answer. If no descriptor is free, the spare
-// one is closed, to accept a connection and refuse it in one line (SpareFd).
-// If that does not help either, or too many sockets wait to be closed, the
-// socket is not polled for kPause, because a waiting connection would wake the
-// loop without end.
+// one is used to refuse it in one line (SpareFd). If that does not help either,
+// or too many sockets wait to be closed, the socket is not polled for kPause,
+// because a waiting connection would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -63,11 +62,9 @@ class SessionListener {
   void Start();
   // Stops accepting. Clients that connect wait for the next daemon.
   void Stop();
-  // Call if the store keeps the socket for the next daemon: Remove then does
-  // nothing.
+  // The store keeps the socket for the next daemon: Remove does nothing.
   void LeavePath() { stays_ = true; }
-  // Closes the socket and removes its path. Connections that were not accepted
-  // are closed.
+  // Removes the path, and closes the socket and connections that wait there.
   void Remove();
   int fd() const { return socket_.get(); }
 
@@ -82,8 +79,7 @@ class SessionListener {
         socket_(std::move(socket)),
         stays_(stays) {}
   void Accept();
-  // Accepts one connection. Returns false if none waits at `listener`, or none
-  // can be accepted.
+  // Returns false if none waits at `listener`, or none can be accepted.
   bool AcceptOne(int listener);
   void Pause();
   void TurnAway(int listener);

@@ -33,12 +33,12 @@ class Sessions {
         generation_(generation) {}
   Sessions(const Sessions&) = delete;
 
-  // Starts reading the session and watching its process. `socket` is empty if
-  // it has ended. REQUIRES: the session is charged to the user's quota.
+  // Reads the session and watches its process. `socket` is empty if it has
+  // ended. REQUIRES: the session is charged to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Does the same for a session of an earlier daemon. Charges the session, and
-  // the descriptors which that daemon may have sent.
+  // For a session of an earlier daemon. Also charges the session, and the
+  // descriptors which that daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
   // Null if there is none. Valid until the session is forgotten.
@@ -50,12 +50,11 @@ class Sessions {
   // Queues all packets to the session until its socket, its pidfd and
   // `use_page` are kept for the next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Ends the session's socket; packets sent before still arrive.
+  // Packets sent before still arrive.
   void EndSocket(SessionId id);
   // For a session with a process that has ended or need not be watched.
   void Forget(SessionId id);
-  // Closes all sockets without the peers noticing, because the next daemon has
-  // duplicates.
+  // The peers do not notice: the next daemon has duplicates of the sockets.
   void Leave();
 
   // Serves some of the waiting requests. Returns whether there are more.
