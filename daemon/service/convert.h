@@ -3,7 +3,6 @@
 // Thread safety: pure functions.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -21,7 +20,7 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request);
 
 struct Outgoing {
   wire::Packet packet;
-  std::vector<std::shared_ptr<const UniqueFd>> fds;
+  std::vector<SharedFd> fds;
 };
 
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
@@ -37,9 +36,9 @@ void FillNode(const Core& core, const std::string& sim_directory,
               const Session* rank, wire::Welcome& welcome);
 
 // At most `most` descriptors in each packet; `fds[i]` belongs to slices[i].
-std::vector<Outgoing> GrantedParts(
-    RequestId request, const GrantedReply& granted,
-    std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most);
+std::vector<Outgoing> GrantedParts(RequestId request,
+                                   const GrantedReply& granted,
+                                   std::span<const SharedFd> fds, size_t most);
 
 // The caller adds the plan's descriptor to a PlanReady, PlanChanged or
 // TakenOver.

@@ -88,17 +88,14 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
                                 const plan::NodePlan& plan) {
   std::map<std::string, KeyedUnit> units;
   for (size_t i = 0; i < question.profiles.size(); ++i) {
-    const auto& profile = question.profiles[i];
+    const plan::RankProfile& profile = *question.profiles[i];
     for (const plan::RankPlan& rank : plan.ranks) {
       if (i < question.jobs.size() && rank.job != question.jobs[i]) continue;
-      if (rank.rank != profile->rank) continue;
+      if (rank.rank != profile.rank) continue;
       for (size_t k = 0; k < rank.segments.size(); ++k) {
-        const plan::Placement& placement = rank.segments[k].placement;
-        const plan::Trace& trace = profile->segments[k].trace;
-        if (!placement.optimal() ||
-            rank.segments[k].name != profile->segments[k].name) {
-          continue;
-        }
+        const auto& [name, base, placement] = rank.segments[k];
+        const plan::Trace& trace = profile.segments[k].trace;
+        if (!placement.optimal() || name != profile.segments[k].name) continue;
         const std::string key = plan::UnitKey(trace);
         units[key] = {key,
                       std::make_shared<const plan::UnitPlan>(

@@ -29,17 +29,6 @@ constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
 // This fraction of the memory should be available.
 constexpr int kPartOfMemory = 16;
 
-// The store's places that extents leave free. One user may have three quarters,
-// so that its ranks fit besides its processes with ended sessions; or more, if
-// the user may have nearly all ranks.
-Share PlacesOfRanks(int64_t capacity, const Share& extents,
-                    const Share& ranks) {
-  const int64_t all = capacity - extents.all - Handover::kOwn;
-  return {
-      std::max(all * 3 / 4, all * ranks.each / std::max<int64_t>(ranks.all, 1)),
-      all};
-}
-
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 
 // Limits of one session.
@@ -124,10 +113,8 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
 
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
-  if (options_.starter.watchdog) {
-    heartbeat_ = *options_.starter.watchdog / 2;
-    heartbeat_at_ = now() + heartbeat_;
-  }
+  heartbeat_ = options_.starter.watchdog.value_or(absl::InfiniteDuration()) / 2;
+  heartbeat_at_ = now() + heartbeat_;
   SLUICE_ASSIGN_OR_RETURN(
       handover_,
       Handover::Start(std::move(options_.starter), loop_.get(), &closer_));
@@ -406,9 +393,15 @@ void Service::Expire() {
 
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
-  const Share places =
-      PlacesOfRanks(handover_->store().capacity(), options_.extents,
-                    quotas_.share(Resource::kRanks));
+  // The store's places that extents leave free. One user may have three
+  // quarters, so that its ranks fit besides its processes with ended sessions;
+  // or more, if the user may have nearly all ranks.
+  const Share& ranks = quotas_.share(Resource::kRanks);
+  Share places{.all = handover_->store().capacity() - options_.extents.all -
+                      Handover::kOwn};
+  places.each =
+      std::max(places.all * 3 / 4,
+               places.all * ranks.each / std::max<int64_t>(ranks.all, 1));
   // Without room for one rank, ranks are not kept, as the log says.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
@@ -582,11 +575,8 @@ void Service::Do(AskHolders& effect) {
 }
 
 void Service::LookForHolders() {
-  if (!options_.find_holders || looking_for_holders_ ||
-      now() < look_for_holders_at_) {
-    return;
-  }
-  looking_for_holders_ = true;
+  if (!options_.find_holders || now() < look_for_holders_at_) return;
+  look_for_holders_at_ = absl::InfiniteFuture();  // it runs
   codec_->Run([this] {
     const absl::Duration before = CpuTimeOfThisThread();
     auto found = options_.find_holders();
@@ -594,7 +584,6 @@ void Service::LookForHolders() {
         std::max(kLookAgainAfter, 50 * (CpuTimeOfThisThread() - before));
     loop_->Post([this, pause, found = std::move(found)]() mutable {
       holders_ = std::move(found);
-      looking_for_holders_ = false;
       look_for_holders_at_ = now() + pause;
     });
   });

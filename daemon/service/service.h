@@ -169,7 +169,7 @@ class Service {
   // Half of the watchdog timeout. The loop itself sends heartbeats, so a loop
   // that hangs is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
-  absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  absl::Time heartbeat_at_;
   // The next check whether the machine needs idle memory.
   absl::Time memory_at_ = absl::InfinitePast();
   absl::Time end_at_ = absl::InfiniteFuture();
@@ -177,7 +177,6 @@ class Service {
   Quotas quotas_;
   Core core_;
   std::vector<HolderSnapshot> holders_;  // result of the last search
-  bool looking_for_holders_ = false;
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;

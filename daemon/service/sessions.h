@@ -1,28 +1,128 @@
-// The sockets and processes of all sessions, as channels on the loop. Decides
-// which one is read next, sends what waits, and ends sessions that have
-// stalled.
+// The sockets and processes of all sessions on the loop.
 //
-// Requests are read in turns of principals, not of connections (quota/turns.h),
-// for kTurn at a time. A packet with descriptors waits until they may be in
-// flight (in_flight.h).
+// Requests are read in turns of principals, not of connections (quota/turns.h).
 //
 // Thread safety: loop's thread only.
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <map>
 #include <memory>
+#include <set>
+#include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
-#include "daemon/service/channel.h"
+#include "daemon/quota/quotas.h"
+#include "daemon/quota/turns.h"
 #include "daemon/service/convert.h"
+#include "daemon/service/in_flight.h"
 #include "daemon/service/takeover/handover.h"
+#include "daemon/service/threads/closer.h"
+#include "daemon/service/threads/loop.h"
 #include "proto/base/ids.h"
 #include "proto/base/unique_fd.h"
+#include "proto/wire.h"
 
 namespace sluice::daemon {
 
+// The socket and the pidfd of one session on the loop.
+//
+// Sends never block: packets wait in a queue, and the daemon reads no requests
+// from this peer. A client that never reads costs one queue of replies, and is
+// dropped after kStallLimit. A packet with descriptors also waits until it may
+// be in flight (in_flight.h); no client is dropped if others use up that limit.
+class Channel {
+ public:
+  static constexpr absl::Duration kStallLimit = absl::Seconds(5);
+  // For notices; replies are limited by a peer's requests.
+  static constexpr size_t kMaxQueued = 4096;
+
+  // These may destroy the channel only through Post.
+  struct Handlers {
+    // Handles a packet. The channel closes descriptors that are not moved out.
+    std::function<void(SessionId, wire::Message&)> message;
+    std::function<void(SessionId)> ended;  // the peer closed its socket
+    // The peer broke the protocol, or did not read for kStallLimit.
+    std::function<void(SessionId, const std::string& why)> broken;
+    std::function<void(SessionId)> gone;  // the peer's process ended
+  };
+  // The channels' common parts; must outlive them.
+  struct Shared {
+    Loop* loop;
+    Closer* closer;
+    Quotas* quotas;
+    Handlers handlers;
+    InFlight in_flight = InFlight(quotas);
+    Turns turns = {};  // of sessions with something to read
+    // With a queue; only these have a deadline.
+    std::set<const Channel*> queued = {};
+  };
+
+  // `socket` is empty if only the process is watched.
+  Channel(Shared* shared, SessionId id, Principal who, UniqueFd socket,
+          UniqueFd pidfd);
+  ~Channel();
+  Channel(const Channel&) = delete;
+
+  // Reads at most one packet. Returns whether there may be more; else the
+  // channel queues for a turn when there is.
+  bool ReadOne();
+  void Send(Outgoing out);
+  // Queues all packets until Release, without a stall limit.
+  void Hold() { held_ = true; }
+  void Release();
+  // Tries again if it is time (retry_at).
+  void Retry(absl::Time now);
+  // Packets sent before still arrive, queued ones do not. The pidfd stays
+  // watched.
+  void CloseSocket();
+  // The peer does not notice: the next daemon has a duplicate of the socket.
+  void Leave();
+  bool open() const { return static_cast<bool>(socket_); }
+  const UniqueFd& socket() const { return socket_; }
+  int pidfd() const { return pidfd_.get(); }
+  // InfiniteFuture if no packet waits.
+  absl::Time stall_deadline() const;
+  // Tries to send first: see Wait.
+  bool HasStalled(absl::Time now);
+  void CountMemfd() { ++unread_memfds_; }
+  // Since the peer had last read everything.
+  int unread_memfds();
+  absl::Time retry_at() const { return retry_at_; }
+  const Principal& who() const { return who_; }
+  SessionId id() const { return id_; }
+
+ private:
+  void OnSocket(uint32_t events);
+  void Flush();
+  // ResourceExhausted: try again later; marked kOpenFiles if other peers have
+  // used up the limit of descriptors in flight.
+  absl::Status SendOne(const Outgoing& out);
+  void Wait(const absl::Status& why);
+  void DropQueue();
+
+  Shared& shared_;
+  const SessionId id_;
+  const Principal who_;
+  const wire::Discard discard_;
+  // The peer sent needless descriptors.
+  bool discarded_ = false;
+  UniqueFd socket_;
+  UniqueFd pidfd_;
+  bool held_ = false;
+  std::deque<Outgoing> queue_;
+  int64_t queued_bytes_ = 0;
+  absl::Time stalled_since_;
+  int unread_memfds_ = 0;
+  absl::Time retry_at_ = absl::InfiniteFuture();
+};
+
+// Decides which session is read next, sends what waits, and ends sessions that
+// have stalled.
 class Sessions {
  public:
   // `handover` must outlive this object, as what `shared` points to. The

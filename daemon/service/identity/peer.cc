@@ -87,7 +87,15 @@ Exit FromWaitStatus(int status) {
   return {Exit::Kind::kStatus, WEXITSTATUS(status)};
 }
 
-absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
+absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid, bool use_peerpidfd) {
+  int peer = -1;
+  socklen_t size = sizeof(peer);
+  if (use_peerpidfd) {
+    if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &peer, &size) == 0) {
+      return UniqueFd(peer);
+    }
+    if (OutOfDescriptors(errno)) return NoDescriptors();
+  }
   const auto before = ReadStat(pid);
   if (!before.ok()) return Gone(pid, before.status());
   UniqueFd pidfd = PidfdOf(pid);
@@ -103,18 +111,6 @@ absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
     return Gone(pid);
   }
   return pidfd;
-}
-
-absl::StatusOr<UniqueFd> PidfdOf(int socket, int pid, bool use_peerpidfd) {
-  int pidfd = -1;
-  socklen_t size = sizeof(pidfd);
-  if (use_peerpidfd) {
-    if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &size) == 0) {
-      return UniqueFd(pidfd);
-    }
-    if (OutOfDescriptors(errno)) return NoDescriptors();
-  }
-  return OpenPidfd(socket, pid);
 }
 
 bool SameFile(int a, int b) {
@@ -177,7 +173,7 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
   }
   Identity identity;
   SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
-                          PidfdOf(socket, credentials.pid, use_peerpidfd));
+                          OpenPidfd(socket, credentials.pid, use_peerpidfd));
   const auto stat = ReadStat(credentials.pid);
   errno = 0;
   const std::string cgroup =

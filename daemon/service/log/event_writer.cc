@@ -23,14 +23,6 @@ LogLevel LevelOf(EventKind kind) {
   }
 }
 
-// Returns whether the daemon itself caused the event. Such events are not
-// limited.
-bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
-  return event.cause.session == SessionId() &&
-         (event.principal == Principal{} ||
-          event.principal == Principal{own_uid, ""});
-}
-
 constexpr absl::Duration kTidyEvery = absl::Seconds(60);
 
 }  // namespace
@@ -58,7 +50,9 @@ void EventWriter::Write(const LoggedEvent& event, absl::Time now) {
   const std::string text = fmt::format("{}: {}", Name(event.kind), event.text);
   LogFields fields{.event = std::string(Name(event.kind)),
                    .request = event.cause.Text()};
-  if (IsDaemonsOwn(event, own_uid_)) {
+  if (event.cause.session == SessionId() &&
+      (event.principal == Principal{} ||
+       event.principal == Principal{own_uid_, ""})) {
     return WriteLog(LevelOf(event.kind), text, fields);
   }
   fields.uid = event.principal.uid;

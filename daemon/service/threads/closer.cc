@@ -25,27 +25,21 @@ constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// Interrupts system calls of its thread that wait, by signals.
-class Kicker {
- public:
-  Kicker() {
-    sigevent event = {};
-    event.sigev_notify = SIGEV_THREAD_ID;
-    event.sigev_signo = KickSignal();
-    event._sigev_un._tid = gettid();
-    SLUICE_CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0);
-  }
-  ~Kicker() { timer_delete(timer_); }
-  Kicker(const Kicker&) = delete;
+// Makes a timer that interrupts system calls of this thread that wait.
+timer_t MakeKicker() {
+  sigevent event = {};
+  event.sigev_notify = SIGEV_THREAD_ID;
+  event.sigev_signo = KickSignal();
+  event._sigev_un._tid = gettid();
+  timer_t kicker = {};
+  SLUICE_CHECK(timer_create(CLOCK_MONOTONIC, &event, &kicker) == 0);
+  return kicker;
+}
 
-  void Each(timespec time) {
-    const itimerspec kick = {.it_interval = time, .it_value = time};
-    timer_settime(timer_, 0, &kick, nullptr);
-  }
-
- private:
-  timer_t timer_ = {};
-};
+void KickEach(timer_t kicker, timespec time) {
+  const itimerspec kick = {.it_interval = time, .it_value = time};
+  timer_settime(kicker, 0, &kick, nullptr);
+}
 
 void ReadAway(const UniqueFd& socket) {
   // The kernel drops descriptors that have no room.
@@ -80,7 +74,7 @@ struct Closer::Shared {
   }
   // `sockets`: closes session sockets, also while stopping; else all others.
   void Work(bool sockets) {
-    Kicker kicker;
+    const timer_t kicker = MakeKicker();
     const MonotonicClock clock;
     const auto may = [&](const Owner& owner) ABSL_NO_THREAD_SAFETY_ANALYSIS {
       return sockets == !owner && !closing.contains(owner);
@@ -98,14 +92,15 @@ struct Closer::Shared {
       closing.insert(owner);
       const absl::Time start = clock.Now();
       lock.Unlock();
-      kicker.Each({.tv_sec = 0, .tv_nsec = 1'000'000});
+      KickEach(kicker, {.tv_sec = 0, .tv_nsec = 1'000'000});
       if (sockets) ReadAway(fd);
       fd.Reset();
-      kicker.Each({});
+      KickEach(kicker, {});
       lock.Lock();
       closing.erase(owner);
       if (owner) waiting.Spent(owner, clock.Now() - start);
     }
+    timer_delete(kicker);
     --running;
     changed.NotifyAll();
   }

@@ -1,6 +1,4 @@
 // Tests a session's socket with a peer that reads late, or not at all.
-#include "daemon/service/channel.h"
-
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -10,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "daemon/service/sessions.h"
 #include "gtest/gtest.h"
 #include "proto/wire.h"
 #include "tests/support/fake_clock.h"
