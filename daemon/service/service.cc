@@ -538,7 +538,23 @@ void Service::Execute(Effects effects) {
               grants_->pages().Promise(e.slot, e.rates);
             },
             [&](UseLinks& e) { grants_->pages().UseLinks(std::move(e.links)); },
+            [&](AttachGrants& e) {
+              const Principal& who = sessions_->Find(e.session)->who();
+              const SharedFd page = grants_->Attach(e, who);
+              if (page) sessions_->HoldUntilKept(e.session, page->get());
+            },
             [&](DetachGrants& e) { grants_->Detach(e.slot); },
+            [&](KillProcess& e) {
+              const Channel* channel = sessions_->Find(e.session);
+              if (channel == nullptr) return;
+              syscall(SYS_pidfd_send_signal, channel->pidfd(), SIGKILL, nullptr,
+                      0);
+            },
+            [&](CloseSocket& e) {
+              sessions_->EndSocket(e.session);
+              grants_->DropUsePage(e.session);
+              profile_reader_->Forget(e.session);
+            },
             [&](Forget& e) {
               sessions_->Forget(e.session);
               gpus_.erase(e.session);
@@ -689,24 +705,6 @@ void Service::Do(SendNotice& effect) {
     }
   }
   sessions_->Send(effect.session, std::move(out));
-}
-
-void Service::Do(CloseSocket& effect) {
-  sessions_->EndSocket(effect.session);
-  grants_->DropUsePage(effect.session);
-  profile_reader_->Forget(effect.session);
-}
-
-void Service::Do(KillProcess& effect) {
-  const Channel* channel = sessions_->Find(effect.session);
-  if (channel == nullptr) return;
-  syscall(SYS_pidfd_send_signal, channel->pidfd(), SIGKILL, nullptr, 0);
-}
-
-void Service::Do(AttachGrants& effect) {
-  const Principal& who = sessions_->Find(effect.session)->who();
-  const auto page = grants_->Attach(effect, who);
-  if (page != nullptr) sessions_->HoldUntilKept(effect.session, page->get());
 }
 
 void Service::Do(ReadProfile& effect) {

@@ -149,9 +149,6 @@ class Service {
   void Do(AskHolders& effect);
   void Do(SendReply& effect);
   void Do(SendNotice& effect);
-  void Do(CloseSocket& effect);
-  void Do(KillProcess& effect);
-  void Do(AttachGrants& effect);
   void Do(ReadProfile& effect);
   void LookForHolders();
   // Called before sessions end and before reads.

@@ -95,12 +95,6 @@ bool Loop::CallAndWait(std::function<void(Token)> task,
   return done->is;
 }
 
-void Loop::SetTimer(std::function<absl::Time()> deadline,
-                    std::function<void()> expired) {
-  deadline_ = std::move(deadline);
-  expired_ = std::move(expired);
-}
-
 void Loop::RunPosted() {
   uint64_t count;
   [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -166,10 +160,6 @@ void Loop::Run() {
   const MutexLock lock(mutex_);
   ended_ = true;
   dropped.swap(posted_);
-}
-
-void Loop::Stop() {
-  Post([this] { stopping_ = true; });
 }
 
 }  // namespace sluice::daemon

@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -45,7 +46,10 @@ class Loop {
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
   void SetTimer(std::function<absl::Time()> deadline,
-                std::function<void()> expired);
+                std::function<void()> expired) {
+    deadline_ = std::move(deadline);
+    expired_ = std::move(expired);
+  }
 
   // `some` is called after the events of each turn; it does a part of the
   // background work and returns whether there is more.
@@ -64,7 +68,9 @@ class Loop {
   void Run();  // until Stop
   // Handles pending events for at most `longest`. Call before Run.
   void RunWhatIsThere(absl::Duration longest);
-  void Stop();
+  void Stop() {
+    Post([this] { stopping_ = true; });
+  }
 
  private:
   explicit Loop(const Clock* clock);
