@@ -115,8 +115,7 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
     folder =
         UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
-    // Some network file systems cannot lock folders; then only the file's lock
-    // counts.
+    // Some network file systems cannot lock folders: the file's lock counts.
     if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return taken();
     }

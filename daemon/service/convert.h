@@ -14,8 +14,7 @@
 
 namespace sluice::daemon {
 
-// InvalidArgument: a plan id that is not a number. REQUIRES:
-// wire::CheckRequest.
+// InvalidArgument: a plan id is no number. REQUIRES: wire::CheckRequest.
 absl::StatusOr<Request> ToRequest(const wire::Request& request);
 
 struct Outgoing {
@@ -25,8 +24,7 @@ struct Outgoing {
 
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Memory reserved for others does not count as free for `rank`, which is null
-// for an observer.
+// Memory reserved for others is not free for `rank` (null: an observer).
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
@@ -40,8 +38,7 @@ std::vector<Outgoing> GrantedParts(RequestId request,
                                    const GrantedReply& granted,
                                    std::span<const SharedFd> fds, size_t most);
 
-// The caller adds the plan's descriptor to a PlanReady, PlanChanged or
-// TakenOver.
+// The caller adds the descriptor of a notice's plan.
 wire::Event ToEvent(const Notice& notice);
 
 }  // namespace sluice::daemon

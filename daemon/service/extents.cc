@@ -143,8 +143,7 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, Wanted wanted) {
     if (lane.wanted.empty()) arena_->Pause(pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // A lease has many extents, and waking the loop for each would cost more than
-  // making them.
+  // Waking the loop for each of a lease's many extents would cost more.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -201,8 +200,7 @@ void Extents::Tell(std::vector<Wanted> made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // See extents_. A duplicate of `kept`, so adopted memory need not be
-  // exported.
+  // See extents_. A duplicate, so adopted memory need not be exported.
   SharedFd fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, ToShared(kept.Duplicate()));

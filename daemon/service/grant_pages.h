@@ -47,16 +47,14 @@ class GrantPages {
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Returns the use page, which the session writes. The heartbeat is fresh
-  // then.
+  // Returns the session's use page. The heartbeat is fresh then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
   // For a rank of an earlier daemon, with its use page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);
-  // REQUIRES: no slot is attached; `links` as for GrantPolicy, in their former
-  // order.
+  // REQUIRES: no slot is attached; the links keep their order.
   void UseLinks(std::vector<LinkSpeed> links);
   void Promise(int slot, const CopyRates& rates);
   void Hold(int slot, bool holds);

@@ -14,9 +14,8 @@ namespace sluice::daemon {
 namespace {
 
 PoolId PoolOf(device::Placement where) {
-  return {where.kind == device::Placement::Kind::kGpu ? PoolKind::kGpu
-                                                      : PoolKind::kHost,
-          where.ordinal};
+  const bool is_gpu = where.kind == device::Placement::Kind::kGpu;
+  return {is_gpu ? PoolKind::kGpu : PoolKind::kHost, where.ordinal};
 }
 
 }  // namespace

@@ -60,8 +60,7 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// Profiles may be dropped on any thread, but quotas belong to the loop. So this
-// collects the amounts that are to be given back.
+// To give back: profiles are dropped on any thread, quotas are the loop's.
 struct ProfileReader::Dropped {
   Mutex mutex;
   std::map<Principal, Bytes> bytes ABSL_GUARDED_BY(mutex);
@@ -103,16 +102,6 @@ absl::Status ProfileReader::Keep(
 
 absl::Status ProfileReader::Read(SessionId session, RequestId request,
                                  const Principal& who, UniqueFd& memfd) {
-  SLUICE_RETURN_IF_ERROR(Admit(session, who, memfd));
-  ++by_session_[session];
-  queue_.Push(who,
-              {session, request, std::make_shared<UniqueFd>(std::move(memfd))});
-  Start();
-  return absl::OkStatus();
-}
-
-absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
-                                  const UniqueFd& memfd) const {
   struct stat info;
   if (fstat(memfd.get(), &info) != 0) return ErrnoStatus(errno, "fstat");
   if (info.st_size > limits_.encoded.count()) {
@@ -136,6 +125,10 @@ absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
   if (queue_.waiting() >= limits_.all) {
     return full("all users", queue_.waiting(), limits_.all);
   }
+  ++by_session_[session];
+  queue_.Push(who,
+              {session, request, std::make_shared<UniqueFd>(std::move(memfd))});
+  Start();
   return absl::OkStatus();
 }
 

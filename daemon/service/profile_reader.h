@@ -63,8 +63,6 @@ class ProfileReader {
   };
   struct Dropped;
 
-  absl::Status Admit(SessionId session, const Principal& who,
-                     const UniqueFd& memfd) const;
   void Start();
   void Finish(const Principal& who, const Entry& entry, absl::Duration time,
               absl::StatusOr<ProfileWithHash> read);

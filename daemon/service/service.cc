@@ -56,10 +56,10 @@ void AddCountedByPolicy(const Core& core, const Principal* viewer,
   }
 }
 
-// How long an end that leaves nothing waits for the store to drop everything. A
-// starter that starts another daemon drops the rest.
+// While the store drops everything. A starter that starts another daemon drops
+// the rest.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// How long an end that leaves ranks waits for the store's confirmation.
+// Until the store confirms what is left to ranks.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 // Lowers the node's limits of sessions, extents, waiting leases and kept
@@ -87,8 +87,7 @@ NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   const Share& kept = quotas.share(Resource::kKeptProfiles);
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all extents are divided among the possible ranks; 0 if that is
-  // below one each.
+  // Half of all extents for the possible ranks; 0 if that is below one each.
   const auto ranks = static_cast<size_t>(quotas.share(Resource::kRanks).all);
   limits.per_rank = std::min<size_t>(limits.per_rank, limits.all / 2 / ranks);
   return node;
@@ -863,8 +862,7 @@ void Service::EndForReload(const absl::Status& checked) {
                     fmt::format("the configuration stays as it was: {}",
                                 std::string(checked.message())));
   }
-  // Saving may have stopped during the check, so its preconditions are checked
-  // again.
+  // Saving may have stopped during the check.
   if (!handover_->saves()) return OnReload();
   WriteLog(LogLevel::kInfo,
            "the configuration is good: the next daemon reads it");

@@ -79,8 +79,7 @@ void SessionListener::Remove() {
   if (!socket_ || stays_) return;
   unlink(options_.path.c_str());
   Stop();
-  // Closed by the closer, because connections that were not accepted may
-  // contain descriptors that linger.
+  // Connections that were not accepted may contain descriptors that linger.
   options_.closer->CloseSession(std::move(socket_));
 }
 

@@ -27,9 +27,7 @@ int64_t PacketSize(const Outgoing& out) {
   return static_cast<int64_t>(out.packet.ByteSizeLong());
 }
 
-// Requests are served for this long before the loop polls for events. This
-// limits how long a new request waits behind a flood; a poll takes about 0.1
-// ms.
+// How long a new request may wait behind a flood; a poll takes about 0.1 ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
 
 }  // namespace
@@ -109,8 +107,7 @@ void Channel::Wait(const absl::Status& why) {
   // Not stalled by its own fault.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
   if (others) stalled_since_ = shared_.loop->now();
-  // The kernel reports room a moment before it counts the last packet as
-  // received.
+  // The kernel reports room a moment before it counts a packet as received.
   retry_at_ = shared_.loop->now() + (others ? InFlight::kAgain : kLookAgain);
 }
 
@@ -209,8 +206,7 @@ void Channel::CloseSocket() {
   if (!socket_) return;
   shared_.loop->Remove(socket_.get());
   DropQueue();
-  // Unlike close, this also ends the session if a forked child has the peer's
-  // end.
+  // Also ends the session if a forked child has the peer's end.
   shutdown(socket_.get(), SHUT_RDWR);
   if (UniqueFd done = shared_.in_flight.End(std::move(socket_))) {
     shared_.closer->CloseSession(std::move(done));

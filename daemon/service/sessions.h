@@ -99,8 +99,7 @@ class Channel {
  private:
   void OnSocket(uint32_t events);
   void Flush();
-  // ResourceExhausted: try again later; marked kOpenFiles if other peers have
-  // used up the limit of descriptors in flight.
+  // ResourceExhausted: try again later (InFlight::Take).
   absl::Status SendOne(const Outgoing& out);
   void Wait(const absl::Status& why);
   void DropQueue();

@@ -249,8 +249,7 @@ absl::Status AdminSocket::TryServe() {
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
   builder.AddListeningPort("unix:" + fresh, grpc::InsecureServerCredentials());
   builder.RegisterService(service_.get());
-  // gRPC makes the socket. With this mask, other users have no access from the
-  // first moment on.
+  // gRPC makes the socket; with this mask other users never have access.
   const mode_t before = umask(0117);
   auto server = builder.BuildAndStart();
   umask(before);

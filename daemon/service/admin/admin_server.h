@@ -21,8 +21,7 @@ namespace sluice::daemon {
 // even without this socket.
 enum class NoAdminSocket { kRefuses, kIsTriedAgain };
 
-// Serves a gRPC service on a few threads. The socket's mode decides which users
-// are administrators.
+// Serves gRPC on a few threads, to users that its socket's mode allows.
 class AdminSocket {
  public:
   static constexpr absl::Duration kRetry = absl::Seconds(5);

@@ -57,8 +57,7 @@ class Administration {
   };
   // Applies a change; errors as Core::Apply.
   absl::StatusOr<Applied> Apply(const PolicyChange& change);
-  // Ends the sessions of a job. NotFound: no session was ended and no process
-  // killed.
+  // NotFound: no session of the job was ended and no process killed.
   absl::StatusOr<Core::Evicted> Evict(const std::string& job,
                                       std::optional<uint32_t> uid, bool kill,
                                       const std::string& reason);

@@ -52,8 +52,7 @@ class Snapshots {
   using Take = std::function<Snapshot(const View&)>;
   using Render = std::function<std::string(const Snapshot&)>;
 
-  // `loop` and `clock` must outlive this object; `take` and `got` run on the
-  // loop's thread.
+  // `loop` and `clock` must outlive this; `take` and `got` run on the loop.
   Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
 
   void Ask(const View& view, Got got);

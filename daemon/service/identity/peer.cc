@@ -24,8 +24,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Missing in Debian 12's headers: SO_PEERPIDFD (Linux 6.5), PIDFD_GET_INFO
-// (6.15).
+// Missing in Debian 12's headers (Linux 6.5 and 6.15).
 constexpr int kSoPeerPidfd = 77;
 constexpr uint64_t kPidfdInfoExit = 1 << 3;
 struct PidfdInfo {
@@ -67,8 +66,7 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
-// Returns the error for a process that /proc does not show; `why` is the
-// reason.
+// The error for a process that /proc does not show, as `why` says.
 absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
   if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
@@ -181,8 +179,7 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
   if (OutOfDescriptors(errno)) return NoDescriptors();
   SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
                           AnswersFor(credentials.pid, credentials.uid));
-  // All of this was read while the pidfd was open. If the pidfd's process still
-  // runs, the data is of that process.
+  // If the pidfd's process still runs, all that was read is of that process.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   if (!stat.ok()) return Gone(credentials.pid, stat.status());
   if (poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
@@ -193,9 +190,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
 }
 
 Exit ReadExit(int pidfd, const Peer& peer) {
-  // /proc has the status of a zombie; when the zombie is reaped, the pidfd has
-  // it. The parent may reap it between the two reads, so the pidfd is read
-  // last.
+  // /proc has a zombie's status. Once it is reaped, perhaps between the reads,
+  // the pidfd has it, which is therefore read last.
   const auto stat = ReadStat(peer.pid);
   if (stat.ok() && stat->state == 'Z' &&
       stat->start_ticks == peer.start_ticks) {

@@ -66,14 +66,13 @@ void EventWriter::WriteLimited(int64_t uid, absl::Time now, LogLevel level,
   const auto suppressed = limiter_.Admit(uid, now);
   if (!suppressed) return CountSuppressed(1);
   if (*suppressed > 0) {
-    WriteLog(
-        LogLevel::kWarning,
-        fmt::format("{} lines of {} were left out: at most {:g} a second "
-                    "are written",
-                    *suppressed,
-                    uid == LogLimiter::kUnknown ? "unidentified peers"
-                                                : fmt::format("user {}", uid),
-                    LogLimiter::kPerSecond));
+    const std::string whose = uid == LogLimiter::kUnknown
+                                  ? "unidentified peers"
+                                  : fmt::format("user {}", uid);
+    WriteLog(LogLevel::kWarning,
+             fmt::format("{} lines of {} were left out: at most {:g} a second "
+                         "are written",
+                         *suppressed, whose, LogLimiter::kPerSecond));
   }
   WriteLog(level, text, fields);
 }

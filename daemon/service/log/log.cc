@@ -119,8 +119,7 @@ struct Queue {
   }
 };
 
-// The current LogThread's queue; null: there is none. Never deleted: threads
-// may log until the end.
+// The current LogThread's queue, or null. Never deleted, as `journal`.
 struct Current {
   Mutex mutex;
   std::shared_ptr<Queue> queue ABSL_GUARDED_BY(mutex);
@@ -140,8 +139,7 @@ Current& current = *new Current;
 
 LogThread::LogThread() {
   const auto queue = std::make_shared<Queue>();
-  // Detached, so that a thread that waits for a reader of stderr does not delay
-  // the daemon's end.
+  // Detached: a wait for a reader of stderr must not delay the daemon's end.
   std::thread thread([queue] { queue->Work(); });
   pthread_setname_np(thread.native_handle(), "log");
   thread.detach();

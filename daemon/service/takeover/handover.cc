@@ -19,11 +19,9 @@ namespace {
 
 std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   uint64_t number = 0;
-  if (name.empty() || name[0] != kind ||
-      !absl::SimpleAtoi(name.substr(1), &number)) {
-    return std::nullopt;
-  }
-  return number;
+  const bool is_of_kind =
+      name.starts_with(kind) && absl::SimpleAtoi(name.substr(1), &number);
+  return is_of_kind ? std::optional(number) : std::nullopt;
 }
 
 absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
@@ -172,8 +170,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // stops tracking changes until the state fits
-    // The saved state is out of date. It is voided so that the next daemon
-    // cannot use it, whether or not the store still answers.
+    // Out of date now. The next daemon cannot use it even if the store is lost.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "
@@ -273,8 +270,7 @@ void Handover::Drop(const std::string& name) {
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
-  // Unlike close, this also ends the connection if a forked child has the
-  // peer's end.
+  // Also ends the connection if a forked child has the peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   Pass("socket-shut");
   Drop(name);
@@ -286,12 +282,8 @@ void Handover::DropSocket(const std::string& name, UniqueFd socket) {
 }
 
 void Handover::WhenKept(std::function<void()> then) {
-  // While the store fails nothing is saved, so there is no reason to wait for
-  // it.
-  if (!keeps() || unstored_) {
-    loop_.Post(std::move(then));
-    return;
-  }
+  // While the store fails nothing is saved: there is no reason to wait.
+  if (!keeps() || unstored_) return void(loop_.Post(std::move(then)));
   store_->Flush([this, then = std::move(then)](const absl::Status& kept) {
     if (!kept.ok()) Fail(kept);
     then();

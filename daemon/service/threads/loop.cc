@@ -1,7 +1,6 @@
 #include "daemon/service/threads/loop.h"
 
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <array>
@@ -21,11 +20,6 @@ absl::StatusOr<std::unique_ptr<Loop>> Loop::Make(const Clock* clock) {
   loop->Add(raw->wake_.get(), EPOLLIN, [raw](uint32_t) { raw->RunPosted(); });
   return loop;
 }
-
-Loop::Loop(const Clock* clock)
-    : epoll_(epoll_create1(EPOLL_CLOEXEC)),
-      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)),
-      clock_(clock) {}
 
 void Loop::Add(int fd, uint32_t events, Handler handler) {
   const uint64_t number = next_number_++;
@@ -141,8 +135,7 @@ void Loop::TakePlace(absl::Time now) {
   if (!urgency_ || now < urgency_->next()) return;
   const bool urgent = urgency_->IsUrgent(now, CpuTimeOfThisThread());
   if (urgent == first_) return;
-  if (!urgent) GoAsOthers();
-  first_ = urgent && GoBeforeOthers();
+  first_ = GoBeforeOthers(urgent) && urgent;
   // If it is not allowed now, it is not later either.
   if (urgent && !first_) urgency_.reset();
 }

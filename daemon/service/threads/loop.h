@@ -5,6 +5,7 @@
 #pragma once
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <cstdint>
 #include <functional>
@@ -73,7 +74,7 @@ class Loop {
   }
 
  private:
-  explicit Loop(const Clock* clock);
+  explicit Loop(const Clock* clock) : clock_(clock) {}
   // Returns whether there were events, or there is more background work.
   bool Turn(int timeout_ms);
   void RunPosted();
@@ -82,8 +83,8 @@ class Loop {
 
   static constexpr absl::Duration kAwake = absl::Microseconds(500);
 
-  UniqueFd epoll_;
-  UniqueFd wake_;
+  const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
+  const UniqueFd wake_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   const Clock* clock_;
   // Handlers by a number that is never used again: an event that was fetched
   // already finds no handler if its fd was closed and that number reused.

@@ -10,22 +10,16 @@
 namespace sluice::daemon {
 namespace {
 
-// At this niceness the thread gets about a quarter of a core if other work
-// wants all of it.
+// About a quarter of a core if other work wants all of it.
 constexpr int kNiceness = 5;
 
 }  // namespace
 
-bool GoBeforeOthers() {
-  const sched_param lowest = {.sched_priority = 1};
-  return sched_setscheduler(0, SCHED_FIFO | SCHED_RESET_ON_FORK, &lowest) == 0;
-}
-
-void GoAsOthers() {
-  const sched_param none = {.sched_priority = 0};
-  // SCHED_RESET_ON_FORK stays set: clearing it needs the same capability as
-  // raising priority.
-  (void)sched_setscheduler(0, SCHED_OTHER | SCHED_RESET_ON_FORK, &none);
+bool GoBeforeOthers(bool first) {
+  const sched_param priority = {.sched_priority = first ? 1 : 0};
+  // Clearing SCHED_RESET_ON_FORK needs the capability to raise priority.
+  const int policy = (first ? SCHED_FIFO : SCHED_OTHER) | SCHED_RESET_ON_FORK;
+  return sched_setscheduler(0, policy, &priority) == 0;
 }
 
 absl::Duration CpuTimeOfThisThread() {
@@ -64,8 +58,7 @@ bool TaskThread::Finish(absl::Duration patience) {
 }
 
 void TaskThread::Work(Priority priority) {
-  // On Linux this affects only the calling thread. Lowering the priority needs
-  // no privilege.
+  // On Linux this affects only this thread, and needs no privilege.
   if (priority == Priority::kBehindTheLoop) {
     setpriority(PRIO_PROCESS, 0, kNiceness);
   }

@@ -19,12 +19,11 @@
 namespace sluice::daemon {
 
 // Gives the calling thread the lowest real-time priority, which is above all
-// threads without one. Returns false, with nothing changed, if the kernel does
-// not allow it (CAP_SYS_NICE, LimitRTPRIO=; a cgroup without real-time).
-// Threads and processes that the thread starts do not inherit the priority.
-bool GoBeforeOthers();
-// Gives up real-time priority; the nice value stays.
-void GoAsOthers();
+// threads without one, or with `first` false gives it up; the nice value stays.
+// Returns false, with nothing changed, if the kernel does not allow it
+// (CAP_SYS_NICE, LimitRTPRIO=; a cgroup without real-time). Threads and
+// processes that the thread starts do not inherit the priority.
+bool GoBeforeOthers(bool first = true);
 
 absl::Duration CpuTimeOfThisThread();
 
