@@ -16,13 +16,13 @@
 #include "daemon/core/core.h"
 #include "daemon/metrics/http_server.h"
 #include "daemon/node.h"
-#include "daemon/runtime/runtime_dir.h"
 #include "daemon/serve.h"
 #include "daemon/service/takeover/handover.h"
 #include "daemon/state/state_file.h"
 #include "proto/admin/admin.grpc.pb.h"
 #include "proto/base/clock.h"
 #include "proto/base/status.h"
+#include "proto/base/temporary_folder.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/unix_address.h"
 #include "proto/base/whole_io.h"
@@ -139,7 +139,7 @@ absl::Status Check(const Arguments& arguments) {
     SLUICE_RETURN_IF_ERROR(file.Read(now, file.owner()).status());
     SLUICE_RETURN_IF_ERROR(FindWorkerUser(config.worker_user).status());
   }
-  SLUICE_ASSIGN_OR_RETURN(const OwnedFolder folder, TemporaryRuntimeDir());
+  SLUICE_ASSIGN_OR_RETURN(const auto folder, TemporaryFolder::Make("sluiced"));
   SLUICE_ASSIGN_OR_RETURN(const Node node, OpenNode(config, folder.path()));
   const absl::Status policy =
       UsablePolicy(file, file.owner(), node.config, now).status();

@@ -84,10 +84,7 @@ absl::StatusOr<std::unique_ptr<FrozenDaemon>> FrozenDaemon::Start(
 absl::Status FrozenDaemon::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
   const Starter& starter = options_.starter;
-  SLUICE_ASSIGN_OR_RETURN(
-      store_, Handover::OpenStore(starter, [this](std::function<void()> task) {
-        loop_->Post(std::move(task));
-      }));
+  SLUICE_ASSIGN_OR_RETURN(store_, Handover::OpenStore(starter, loop_.get()));
   SLUICE_RETURN_IF_ERROR(Listen());
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });

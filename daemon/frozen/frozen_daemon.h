@@ -15,8 +15,8 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/service/admin/admin_server.h"
-#include "daemon/service/closer.h"
 #include "daemon/service/session_listener.h"
+#include "daemon/service/threads/closer.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/store/descriptor_store.h"
 #include "daemon/store/starter.h"

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
-#include <iterator>
 #include <system_error>
 #include <utility>
 
@@ -15,14 +14,13 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int kEnding[] = {SIGTERM, SIGINT, SIGQUIT};
-constexpr int kNoted[] = {SIGHUP, SIGUSR1, SIGUSR2};
-
 sigset_t Taken() {
   sigset_t taken;
   sigemptyset(&taken);
-  for (const int signal : kEnding) sigaddset(&taken, signal);
-  for (const int signal : kNoted) sigaddset(&taken, signal);
+  for (const int signal :
+       {SIGTERM, SIGINT, SIGQUIT, SIGHUP, SIGUSR1, SIGUSR2}) {
+    sigaddset(&taken, signal);
+  }
   return taken;
 }
 
@@ -42,8 +40,7 @@ absl::StatusOr<UniqueFd> OpenSignals() {
 }
 
 bool IsEndingSignal(int signal) {
-  return std::find(std::begin(kEnding), std::end(kEnding), signal) !=
-         std::end(kEnding);
+  return signal == SIGTERM || signal == SIGINT || signal == SIGQUIT;
 }
 
 int64_t RaiseDescriptorLimit() {

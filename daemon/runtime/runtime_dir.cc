@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -23,17 +22,6 @@ bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
   return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&
          held.st_dev == found.st_dev && held.st_ino == found.st_ino;
-}
-
-// Every user may enter it, whatever the umask is: the sockets in it have their
-// own modes.
-std::error_code MakeDirectory(const std::string& directory) {
-  std::error_code error;
-  if (std::filesystem::is_directory(directory, error)) return {};
-  const mode_t before = umask(022);
-  std::filesystem::create_directories(directory, error);
-  umask(before);
-  return error;
 }
 
 // In a user namespace that maps one user, root and other users look alike. A
@@ -65,10 +53,8 @@ absl::Status CheckOwnDirectory(const std::string& directory,
     return ErrnoStatus(error ? error.value() : errno, "look at " + directory);
   }
   if (info.st_uid != geteuid()) {
-    return not_own(
-        fmt::format("it belongs to user {}, sluiced runs "
-                    "as user {}",
-                    info.st_uid, geteuid()));
+    return not_own(fmt::format("it belongs to user {}, sluiced runs as user {}",
+                               info.st_uid, geteuid()));
   }
   if ((info.st_mode & 022) != 0) {
     return not_own("others may write to it (chmod go-w)");
@@ -88,26 +74,28 @@ absl::Status CheckOwnDirectory(const std::string& directory,
                                      : fmt::format("user {}", info.st_uid)));
     }
     if ((info.st_mode & S_IWOTH) != 0 && (info.st_mode & S_ISVTX) == 0) {
-      return not_own(
-          fmt::format("everybody may write to {}, and so "
-                      "replace it",
-                      above.string()));
+      return not_own(fmt::format("everybody may write to {}, and so replace it",
+                                 above.string()));
     }
   }
   return absl::OkStatus();
 }
 
-absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory) {
-  return Take(directory, {});
-}
-
 absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by) {
-  if (const std::error_code error = MakeDirectory(directory); error) {
-    return absl::InvalidArgumentError(
-        fmt::format("cannot make the {} {}: {}; choose another with {}", what,
-                    directory, error.message(), chosen_by));
+  std::error_code error;
+  if (!std::filesystem::is_directory(directory, error)) {
+    // Every user may enter it, whatever the umask is: the sockets in it have
+    // their own modes.
+    const mode_t before = umask(022);
+    std::filesystem::create_directories(directory, error);
+    umask(before);
+    if (error) {
+      return absl::InvalidArgumentError(
+          fmt::format("cannot make the {} {}: {}; choose another with {}", what,
+                      directory, error.message(), chosen_by));
+    }
   }
   return CheckOwnDirectory(directory, what, chosen_by);
 }
@@ -118,18 +106,16 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
       MakeOwnDirectory(directory, "runtime directory", "--runtime-dir"));
   const std::string path = directory + "/" + of.file;
   const auto taken = [&] {
-    return absl::AlreadyExistsError(
-        fmt::format("another {} runs in {}: stop it, or use another "
-                    "--runtime-dir",
-                    of.program, directory));
+    return absl::AlreadyExistsError(fmt::format(
+        "another {} runs in {}: stop it, or use another --runtime-dir",
+        of.program, directory));
   };
   UniqueFd folder;
   if (of.locks_folder) {
     folder =
         UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
-    // Some network file systems cannot lock folders; then only the file's lock
-    // counts.
+    // Some network file systems cannot lock folders: the file's lock counts.
     if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return taken();
     }
@@ -149,26 +135,10 @@ void RuntimeLock::Remove() {
   if (held_) unlink(path_.c_str());
 }
 
-absl::StatusOr<OwnedFolder> TemporaryRuntimeDir() {
-  std::error_code error;
-  std::string path =
-      (std::filesystem::temp_directory_path(error) / "sluiced.XXXXXX").string();
-  if (error || mkdtemp(path.data()) == nullptr) {
-    return ErrnoStatus(error ? error.value() : errno,
-                       "make a temporary folder " + path);
-  }
-  OwnedFolder folder;
-  folder.Own(path);
-  return folder;
-}
-
 void OwnedFolder::Remove() {
   std::error_code ignored;
   if (!path_.empty()) std::filesystem::remove_all(path_, ignored);
   path_.clear();
 }
-
-OwnedFolder::OwnedFolder(OwnedFolder&& other) noexcept
-    : path_(std::exchange(other.path_, {})) {}
 
 }  // namespace sluice::daemon

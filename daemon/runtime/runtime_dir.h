@@ -5,18 +5,18 @@
 #pragma once
 
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "proto/base/unique_fd.h"
 
 namespace sluice::daemon {
 
-// Returns OK if this process may trust paths below `directory`: it belongs to
-// this user, only this user may write to it, and only root and this user can
-// replace it (each folder above belongs to one of them, and is sticky or not
-// writable by all; README.md has the rule for user namespaces).
-// InvalidArgument: it is not safe; the message names `what`, the reason, and
-// the setting `chosen_by` that chooses another directory.
+// OK if this process may trust paths below `directory`: it belongs to this
+// user, only this user may write to it, and only root and this user can replace
+// it (each folder above belongs to one of them, and is sticky or not writable
+// by all; README.md has the rule for user namespaces). InvalidArgument names
+// `what`, the reason, and the setting `chosen_by` that chooses another one.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");
@@ -32,16 +32,15 @@ absl::Status MakeOwnDirectory(const std::string& directory,
 class RuntimeLock {
  public:
   struct Of {
-    std::string file = "lock";
-    std::string program = "sluiced";
-    // Excludes all other programs that lock the folder.
-    bool locks_folder = true;
+    std::string file;
+    std::string program;
+    bool locks_folder;  // excludes all other programs that lock the folder
   };
   // Makes the directory. InvalidArgument: it cannot be made, or is not safe
   // (CheckOwnDirectory). AlreadyExists: another daemon has the lock.
-  static absl::StatusOr<RuntimeLock> Take(const std::string& directory);
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory,
-                                          const Of& of);
+                                          const Of& of = {"lock", "sluiced",
+                                                          true});
   ~RuntimeLock() { Remove(); }
   void Remove();  // removes the file; the lock itself stays
   RuntimeLock(RuntimeLock&&) = default;
@@ -61,7 +60,8 @@ class OwnedFolder {
  public:
   OwnedFolder() = default;
   ~OwnedFolder() { Remove(); }
-  OwnedFolder(OwnedFolder&& other) noexcept;
+  OwnedFolder(OwnedFolder&& other) noexcept
+      : path_(std::exchange(other.path_, {})) {}
 
   void Own(const std::string& path) { path_ = path; }
   const std::string& path() const { return path_; }
@@ -70,8 +70,5 @@ class OwnedFolder {
  private:
   std::string path_;  // empty: owns none
 };
-
-// Makes an empty folder in the system's temporary one, for this user only.
-absl::StatusOr<OwnedFolder> TemporaryRuntimeDir();
 
 }  // namespace sluice::daemon

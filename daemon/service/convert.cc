@@ -34,11 +34,6 @@ LeaseRequest From(const wire::Lease& lease) {
           .wait = absl::Milliseconds(lease.wait_ms())};
 }
 
-PlanTakenRequest From(const wire::PlanTaken& taken) {
-  // Printable: the note becomes part of a log line.
-  return {PlanId(taken.plan_id()), taken.taken(), Printable(taken.note())};
-}
-
 absl::StatusOr<Request> From(const wire::Query& query) {
   uint64_t plan = 0;
   if (!query.plan_id().empty() && !absl::SimpleAtoi(query.plan_id(), &plan)) {
@@ -67,7 +62,10 @@ absl::StatusOr<Request> ToRequest(const wire::Request& request) {
                                {request.step_report().map_seconds().begin(),
                                 request.step_report().map_seconds().end()});
     case wire::Request::kPlanTaken:
-      return From(request.plan_taken());
+      // Printable: the note becomes part of a log line.
+      return PlanTakenRequest{PlanId(request.plan_taken().plan_id()),
+                              request.plan_taken().taken(),
+                              Printable(request.plan_taken().note())};
     case wire::Request::kQuery:
       return From(request.query());
     case wire::Request::kGpuUse:
@@ -155,25 +153,22 @@ void FillNode(const Core& core, const std::string& sim_directory,
   welcome.set_link_d2h_bytes_per_second(EvenSpeed(config, gpu->link, kD2h));
 }
 
-std::vector<Outgoing> GrantedParts(
-    RequestId request, const GrantedReply& granted,
-    std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most) {
+std::vector<Outgoing> GrantedParts(RequestId request,
+                                   const GrantedReply& granted,
+                                   std::span<const SharedFd> fds, size_t most) {
   const size_t n = granted.slices.size();
-  const size_t parts = (n + most - 1) / most;
-  std::vector<Outgoing> packets;
-  for (size_t part = 0; part < parts; ++part) {
-    Outgoing out;
+  std::vector<Outgoing> packets((n + most - 1) / most);
+  for (size_t part = 0; part < packets.size(); ++part) {
+    Outgoing& out = packets[part];
     out.packet.set_id(request.value());
     auto* body = out.packet.mutable_reply()->mutable_granted();
     body->set_lease_id(granted.lease.value());
     body->set_part(static_cast<uint32_t>(part));
-    body->set_parts(static_cast<uint32_t>(parts));
-    const size_t end = std::min<size_t>(n, (part + 1) * most);
-    for (size_t i = part * most; i < end; ++i) {
+    body->set_parts(static_cast<uint32_t>(packets.size()));
+    for (size_t i = part * most; i < std::min(n, (part + 1) * most); ++i) {
       body->add_extent_bytes(granted.slices[i].size.size());
       out.fds.push_back(fds[i]);
     }
-    packets.push_back(std::move(out));
   }
   return packets;
 }

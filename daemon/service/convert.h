@@ -3,7 +3,6 @@
 // Thread safety: pure functions.
 #pragma once
 
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,19 +14,17 @@
 
 namespace sluice::daemon {
 
-// InvalidArgument: a plan id that is not a number. REQUIRES:
-// wire::CheckRequest.
+// InvalidArgument: a plan id is no number. REQUIRES: wire::CheckRequest.
 absl::StatusOr<Request> ToRequest(const wire::Request& request);
 
 struct Outgoing {
   wire::Packet packet;
-  std::vector<std::shared_ptr<const UniqueFd>> fds;
+  std::vector<SharedFd> fds;
 };
 
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Memory reserved for others does not count as free for `rank`, which is null
-// for an observer.
+// Memory reserved for others is not free for `rank` (null: an observer).
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
@@ -37,12 +34,11 @@ void FillNode(const Core& core, const std::string& sim_directory,
               const Session* rank, wire::Welcome& welcome);
 
 // At most `most` descriptors in each packet; `fds[i]` belongs to slices[i].
-std::vector<Outgoing> GrantedParts(
-    RequestId request, const GrantedReply& granted,
-    std::span<const std::shared_ptr<const UniqueFd>> fds, size_t most);
+std::vector<Outgoing> GrantedParts(RequestId request,
+                                   const GrantedReply& granted,
+                                   std::span<const SharedFd> fds, size_t most);
 
-// The caller adds the plan's descriptor to a PlanReady, PlanChanged or
-// TakenOver.
+// The caller adds the descriptor of a notice's plan.
 wire::Event ToEvent(const Notice& notice);
 
 }  // namespace sluice::daemon

@@ -7,6 +7,7 @@
 
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
+#include "proto/base/find.h"
 #include "proto/base/numa.h"
 #include "proto/base/status.h"
 
@@ -23,13 +24,10 @@ device::Placement PlacementOf(PoolId pool) {
 
 absl::StatusOr<ExportedMemory> ExportMemory(device::Driver& driver,
                                             device::Memory memory) {
-  auto fd = driver.Export(memory);
-  if (!fd.ok()) {
-    driver.Release(memory).IgnoreError();
-    return fd.status();
-  }
-  return ExportedMemory{memory,
-                        std::make_shared<const UniqueFd>(*std::move(fd))};
+  const auto fd = ToShared(driver.Export(memory));
+  if (fd.ok()) return ExportedMemory{memory, *fd};
+  driver.Release(memory).IgnoreError();
+  return fd.status();
 }
 
 // Logs a failure, because no caller could handle it.
@@ -69,10 +67,10 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
 }
 
 bool Extents::Finish(absl::Duration patience) {
-  const absl::Time deadline = clock_.Now() + patience;
+  const absl::Time deadline = loop_->now() + patience;
   bool finished = true;
   for (const auto& [key, lane] : lanes_) {
-    finished &= lane->thread->Finish(deadline - clock_.Now());
+    finished &= lane->thread->Finish(deadline - loop_->now());
   }
   return finished;
 }
@@ -91,7 +89,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
     // Tell posts: policy is in the middle of a decision.
-    return Tell({{id, pool, *ready}});
+    return Tell({{id, pool, size, *ready}});
   }
   Lane& lane = LaneOf(pool);
   const MutexLock lock(mutex_);
@@ -119,37 +117,33 @@ void Extents::Work(Lane& lane) {
       lane.works = next.has_value();
     }
   }
-  if (unwanted) Release(lane, *std::move(unwanted));
-  if (next) MakeOne(lane, next->first, next->second);
+  if (unwanted) {
+    ReleaseMemory(*driver_, *std::move(unwanted));
+    Pass("extent-released");
+    if (lane.waiting.empty()) arena_->Refill();
+  }
+  if (next) MakeOne(lane, next->first, std::move(next->second));
   if (unwanted || next) lane.thread->Run([this, &lane] { Work(lane); });
 }
 
-void Extents::Release(Lane& lane, ExportedMemory memory) {
-  ReleaseMemory(*driver_, std::move(memory));
-  Pass("extent-released");
-  if (lane.waiting.empty()) arena_->Refill();
-}
-
-void Extents::MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted) {
-  const absl::Time start = clock_.Now();
+void Extents::MakeOne(Lane& lane, PrincipalId who, Wanted wanted) {
+  const absl::Time start = loop_->now();
   if (lane.made.empty()) lane.made_since = start;
-  auto memory = Create(wanted);
-  const absl::Time end = clock_.Now();
-  if (absl::IsResourceExhausted(memory.status())) {
-    lane.waiting.push_back({wanted, end + patience_, memory.status()});
-    if (lane.waiting.size() == 1) RetryLater(lane);
-  } else {
-    lane.made.push_back({wanted.id, wanted.pool, std::move(memory)});
-  }
+  wanted.made = Create(wanted);
+  const absl::Time end = loop_->now();
+  wanted.deadline = end + patience_;
+  const PoolId pool = wanted.pool;
+  const bool waits = absl::IsResourceExhausted(wanted.made.status());
+  (waits ? lane.waiting : lane.made).push_back(std::move(wanted));
+  if (waits && lane.waiting.size() == 1) RetryLater(lane);
   bool was_last = false;
   {
     const MutexLock lock(mutex_);
     was_last = lane.wanted.waiting(who) == 0;
-    if (lane.wanted.empty()) arena_->Pause(wanted.pool, false);
+    if (lane.wanted.empty()) arena_->Pause(pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // A lease has many extents, and waking the loop for each would cost more than
-  // making them.
+  // Waking the loop for each of a lease's many extents would cost more.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -161,39 +155,28 @@ void Extents::RetryLater(Lane& lane) {
 }
 
 void Extents::Retry(Lane& lane) {
-  std::vector<Waiting> still;
+  std::vector<Wanted> still, made;
   // Smallest size refused in this round.
   std::map<PoolId, Bytes> refused;
-  Tries made;
-  const absl::Time now = clock_.Now();
-  for (Waiting& each : lane.waiting) {
-    const Wanted& wanted = each.wanted;
-    const auto known = refused.find(wanted.pool);
-    if (known == refused.end() || wanted.size < known->second) {
-      auto memory = Create(wanted);
-      if (!absl::IsResourceExhausted(memory.status())) {
-        made.push_back({wanted.id, wanted.pool, std::move(memory)});
-        continue;
-      }
-      each.why = memory.status();
-      refused[wanted.pool] = wanted.size;
-    }
-    if (now >= each.deadline) {
-      made.push_back({wanted.id, wanted.pool, std::move(each.why)});
-    } else {
-      still.push_back(std::move(each));
-    }
+  const absl::Time now = loop_->now();
+  for (Wanted& each : lane.waiting) {
+    const Bytes* const least = FindOrNull(refused, each.pool);
+    const bool is_tried = least == nullptr || each.size < *least;
+    if (is_tried) each.made = Create(each);
+    const bool is_full = absl::IsResourceExhausted(each.made.status());
+    if (is_tried && is_full) refused[each.pool] = each.size;
+    (is_full && now < each.deadline ? still : made).push_back(std::move(each));
   }
   lane.waiting = std::move(still);
   Tell(std::move(made));
   RetryLater(lane);
 }
 
-void Extents::Tell(Tries made) {
+void Extents::Tell(std::vector<Wanted> made) {
   if (made.empty()) return;
   Pass("extent-made");
-  if (handover_ != nullptr && handover_->keeps()) {
-    for (const Try& each : made) {
+  if (handover_->keeps()) {
+    for (const Wanted& each : made) {
       if (!each.made.ok()) continue;
       const auto fd = driver_->Keep(each.made->memory);
       if (fd.ok()) {
@@ -204,31 +187,23 @@ void Extents::Tell(Tries made) {
     }
   }
   Pass("extent-put");
-  auto tell = [this, made = std::move(made)] {
+  handover_->WhenKept([this, made = std::move(made)] {
     Pass("extent-stored");
-    Record(made);
-  };
-  if (handover_ != nullptr) return handover_->WhenKept(std::move(tell));
-  loop_->Post(std::move(tell));
-}
-
-void Extents::Record(const Tries& made) {
-  std::vector<Core::ExtentOutcome> outcomes;
-  for (const Try& each : made) {
-    if (each.made.ok()) extents_[each.id] = {*each.made, each.pool};
-    outcomes.push_back({each.id, each.made.status()});
-  }
-  made_(outcomes);
+    std::vector<Core::ExtentOutcome> outcomes;
+    for (const Wanted& each : made) {
+      if (each.made.ok()) extents_[each.id] = {*each.made, each.pool};
+      outcomes.push_back({each.id, each.made.status()});
+    }
+    made_(outcomes);
+  });
 }
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // See extents_. A duplicate of `kept`, so adopted memory need not be
-  // exported.
-  std::shared_ptr<const UniqueFd> fd;
+  // See extents_. A duplicate, so adopted memory need not be exported.
+  SharedFd fd;
   if (!driver_->TellsHolders()) {
-    SLUICE_ASSIGN_OR_RETURN(UniqueFd own, kept.Duplicate());
-    fd = std::make_shared<const UniqueFd>(std::move(own));
+    SLUICE_ASSIGN_OR_RETURN(fd, ToShared(kept.Duplicate()));
   }
   const auto memory = driver_->Adopt(std::move(kept), PlacementOf(pool), size);
   // If a GPU does not answer any more, only the descriptor is kept, so that
@@ -253,37 +228,32 @@ void Extents::Abandon() {
 }
 
 void Extents::Destroy(ExtentId id) {
-  const auto found = extents_.find(id);
-  SLUICE_CHECK(found != extents_.end());
-  Kept extent = std::move(found->second);
-  extents_.erase(found);
-  if (handover_ != nullptr) handover_->Drop(Handover::NameOf(id));
+  auto extent = extents_.extract(id);
+  SLUICE_CHECK(!extent.empty());
+  handover_->Drop(Handover::NameOf(id));
   Pass("extent-dropped");
-  Lane& lane = LaneOf(extent.pool);
+  Lane& lane = LaneOf(extent.mapped().pool);
   const MutexLock lock(mutex_);
-  lane.unwanted.push_back(std::move(extent.memory));
+  lane.unwanted.push_back(std::move(extent.mapped().memory));
   Wake(lane);
 }
 
-absl::StatusOr<std::shared_ptr<const UniqueFd>> Extents::Fd(ExtentId id) {
+absl::StatusOr<SharedFd> Extents::Fd(ExtentId id) {
   ExportedMemory& extent = extents_.at(id).memory;
   if (extent.fd == nullptr) {
-    SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, driver_->Export(extent.memory));
-    extent.fd = std::make_shared<const UniqueFd>(std::move(fd));
+    SLUICE_ASSIGN_OR_RETURN(extent.fd,
+                            ToShared(driver_->Export(extent.memory)));
   }
-  const auto fd = extent.fd;
+  const SharedFd fd = extent.fd;
   if (driver_->TellsHolders()) extent.fd.reset();
   return fd;
 }
 
 Held Extents::HeldByOthers(ExtentId id) {
-  const auto found = extents_.find(id);
-  if (found == extents_.end() || !driver_->TellsHolders()) {
-    return Held::kUnknown;
-  }
-  ExportedMemory& extent = found->second.memory;
-  extent.fd.reset();
-  const auto held = driver_->HeldByOthers(extent.memory);
+  Kept* const extent = FindOrNull(extents_, id);
+  if (extent == nullptr || !driver_->TellsHolders()) return Held::kUnknown;
+  extent->memory.fd.reset();
+  const auto held = driver_->HeldByOthers(extent->memory.memory);
   if (held.ok()) return *held ? Held::kYes : Held::kNo;
   WriteLog(LogLevel::kError, std::string(held.status().message()));
   return Held::kUnknown;
@@ -295,75 +265,77 @@ Arena::Arena(device::Driver* driver, const Options& options)
   const MutexLock lock(mutex_);
   for (const NumaIndex numa : options_.nodes) {
     Node& node = nodes_[numa.value()];
+    node.numa = numa;
     node.thread =
         std::make_unique<TaskThread>(fmt::format("arena{}", numa.value()));
     node.thread->Run([numa] { StayOn(CoresOfNode(numa)); });
-    Fill(numa.value(), node);
+    Fill(node);
   }
 }
 
+// The threads have ended before memory is released.
 Arena::~Arena() {
-  std::vector<std::unique_ptr<TaskThread>> threads;
-  {
-    const MutexLock lock(mutex_);
-    for (auto& [numa, node] : nodes_) threads.push_back(std::move(node.thread));
-  }
-  threads.clear();
-  const MutexLock lock(mutex_);
   for (auto& [numa, node] : nodes_) {
-    for (ExportedMemory& each : node.ready)
+    node.thread->Finish(absl::InfiniteDuration());
+  }
+  for (auto& [numa, node] : nodes_) {
+    for (ExportedMemory& each : node.ready) {
       ReleaseMemory(*driver_, std::move(each));
+    }
   }
 }
 
-bool Arena::Wants(const Node& node) const {
-  const auto has = static_cast<int64_t>(node.ready.size());
-  return !node.full && !node.paused &&
-         options_.extent * (has + 1) <= options_.ready;
+Arena::Node* Arena::NodeOf(PoolId pool) {
+  if (pool.kind != PoolKind::kHost) return nullptr;
+  return FindOrNull(nodes_, pool.ordinal);
 }
 
-void Arena::Fill(uint64_t numa, Node& node) {
-  if (node.filling || node.thread == nullptr || !Wants(node)) return;
+void Arena::Fill(Node& node) {
+  const int64_t wanted = std::ssize(node.ready) + 1;
+  if (node.filling || node.full || node.paused ||
+      options_.extent * wanted > options_.ready) {
+    return;
+  }
   node.filling = true;
   node.room_since = false;
-  node.thread->Run([this, numa] { MakeOne(numa); });
+  node.thread->Run([this, &node] { MakeOne(node); });
 }
 
-void Arena::MakeOne(uint64_t numa) {
-  const auto memory = driver_->Create(device::Placement::Host(NumaIndex(numa)),
-                                      options_.extent);
+void Arena::MakeOne(Node& node) {
+  const auto memory =
+      driver_->Create(device::Placement::Host(node.numa), options_.extent);
   auto made = memory.ok() ? ExportMemory(*driver_, *memory) : memory.status();
   std::optional<ExportedMemory> surplus;
   {
     const MutexLock lock(mutex_);
-    Node& node = nodes_.at(numa);
     node.filling = false;
     if (!made.ok()) {
       node.full = !node.room_since;
-      Fill(numa, node);
     } else if (node.full) {  // MakeRoom was called while the extent was made
       surplus = *std::move(made);
     } else {
       node.ready.push_back(*std::move(made));
-      Fill(numa, node);
     }
+    Fill(node);
   }
   if (surplus) ReleaseMemory(*driver_, *std::move(surplus));
   if (!made.ok() && !absl::IsResourceExhausted(made.status())) {
-    WriteLog(LogLevel::kWarning,
-             fmt::format("no host memory is made ahead on NUMA node {}: {}",
-                         numa, std::string(made.status().message())));
+    WriteLog(
+        LogLevel::kWarning,
+        fmt::format("no host memory is made ahead on NUMA node {}: {}",
+                    node.numa.value(), std::string(made.status().message())));
   }
 }
 
 std::optional<ExportedMemory> Arena::Take(PoolId pool, Bytes size) {
-  if (pool.kind != PoolKind::kHost || size != options_.extent) return {};
   const MutexLock lock(mutex_);
-  const auto found = nodes_.find(pool.ordinal);
-  if (found == nodes_.end() || found->second.ready.empty()) return {};
-  ExportedMemory taken = std::move(found->second.ready.back());
-  found->second.ready.pop_back();
-  Fill(pool.ordinal, found->second);
+  Node* const node = NodeOf(pool);
+  if (node == nullptr || size != options_.extent || node->ready.empty()) {
+    return {};
+  }
+  ExportedMemory taken = std::move(node->ready.back());
+  node->ready.pop_back();
+  Fill(*node);
   return taken;
 }
 
@@ -371,23 +343,24 @@ bool Arena::MakeRoom(PoolId pool) {
   std::vector<ExportedMemory> given_back;
   {
     const MutexLock lock(mutex_);
-    const auto found = nodes_.find(pool.ordinal);
-    if (pool.kind != PoolKind::kHost || found == nodes_.end()) return false;
-    found->second.full = true;
-    found->second.room_since = false;
-    given_back.swap(found->second.ready);
+    Node* const node = NodeOf(pool);
+    if (node == nullptr) return false;
+    node->full = true;
+    node->room_since = false;
+    given_back.swap(node->ready);
   }
-  for (ExportedMemory& each : given_back)
+  for (ExportedMemory& each : given_back) {
     ReleaseMemory(*driver_, std::move(each));
+  }
   return !given_back.empty();
 }
 
 void Arena::Pause(PoolId pool, bool paused) {
   const MutexLock lock(mutex_);
-  const auto found = nodes_.find(pool.ordinal);
-  if (pool.kind != PoolKind::kHost || found == nodes_.end()) return;
-  found->second.paused = paused;
-  Fill(pool.ordinal, found->second);
+  Node* const node = NodeOf(pool);
+  if (node == nullptr) return;
+  node->paused = paused;
+  Fill(*node);
 }
 
 void Arena::Refill() {
@@ -395,15 +368,14 @@ void Arena::Refill() {
   for (auto& [numa, node] : nodes_) {
     node.full = false;
     node.room_since = true;
-    Fill(numa, node);
+    Fill(node);
   }
 }
 
 Bytes Arena::ready(NumaIndex numa) const {
   const MutexLock lock(mutex_);
-  const auto found = nodes_.find(numa.value());
-  if (found == nodes_.end()) return Bytes(0);
-  return options_.extent * static_cast<int64_t>(found->second.ready.size());
+  const Node* const node = FindOrNull(nodes_, numa.value());
+  return options_.extent * (node != nullptr ? std::ssize(node->ready) : 0);
 }
 
 }  // namespace sluice::daemon

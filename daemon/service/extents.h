@@ -33,7 +33,6 @@
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
-#include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
 
@@ -41,18 +40,15 @@ namespace sluice::daemon {
 
 struct ExportedMemory {
   device::Memory memory;  // empty (0) if it is of a lost GPU
-  std::shared_ptr<const UniqueFd> fd;
+  SharedFd fd;
 };
 
-// Makes host memory ahead of the leases that will use it.
-//
-// Making pinned memory takes seconds on a GPU node, and a cold lease of 1 GiB
-// takes the system calls of 16 extents even on `sim`. For each NUMA node, a
-// thread on that node's cores makes extents of the standard size ahead, until
-// `ready` bytes exist. While leases wait for the device to make memory of the
-// node (Pause), nothing is made ahead there. Ready memory counts as free in
-// policy: if the device has no room for another extent, it is released before
-// the lease fails, and made again after memory was released.
+// Makes host memory ahead of leases, since making pinned memory takes seconds.
+// For each NUMA node, a thread on that node's cores makes extents of the
+// standard size until `ready` bytes exist. While leases wait for the device to
+// make memory of the node (Pause), nothing is made ahead there. Ready memory
+// counts as free in policy: if the device has no room for another extent, it is
+// released before the lease fails, and made again after memory was released.
 //
 // Thread safety: safe.
 class Arena {
@@ -65,12 +61,11 @@ class Arena {
 
   Arena(device::Driver* driver, const Options& options);
   // Waits for at most one device call per node.
-  ~Arena();
+  ~Arena() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
   // Nullopt if none is ready or `size` is not the standard one.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
-  // Releases all ready memory and makes no more until Refill. Returns whether
-  // there was any.
+  // Releases all ready memory, if any, and makes no more until Refill.
   bool MakeRoom(PoolId pool);
   void Pause(PoolId pool, bool paused);
   // Memory was released, so the device may have room again.
@@ -80,6 +75,7 @@ class Arena {
 
  private:
   struct Node {
+    NumaIndex numa;
     std::vector<ExportedMemory> ready;
     bool paused = false;
     bool full = false;        // the device had no room
@@ -87,9 +83,10 @@ class Arena {
     bool room_since = false;  // Refill was called since the task began
     std::unique_ptr<TaskThread> thread;
   };
-  bool Wants(const Node& node) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Fill(uint64_t numa, Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void MakeOne(uint64_t numa);
+  // Null if nothing is made ahead in the pool.
+  Node* NodeOf(PoolId pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Fill(Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void MakeOne(Node& node);
 
   device::Driver* const driver_;
   const Options options_;
@@ -105,8 +102,8 @@ class Extents {
   static constexpr absl::Duration kPatience = absl::Seconds(2);
   static constexpr absl::Duration kTellEvery = absl::Milliseconds(250);
 
-  // All must outlive this object; `handover` may be null. `made` is called on
-  // the loop's thread when made extents are kept.
+  // All must outlive this object. `made` is called on the loop's thread when
+  // made extents are kept.
   Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
           Made made, absl::Duration patience = kPatience);
 
@@ -118,7 +115,7 @@ class Extents {
   void Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who);
   // A packet that waits to be sent keeps the descriptor until then.
   void Destroy(ExtentId id);
-  absl::StatusOr<std::shared_ptr<const UniqueFd>> Fd(ExtentId id);
+  absl::StatusOr<SharedFd> Fd(ExtentId id);
   // Whether another process has a descriptor or a mapping of the extent, or
   // will receive a descriptor that was sent. kUnknown if it was destroyed.
   Held HeldByOthers(ExtentId id);
@@ -126,29 +123,21 @@ class Extents {
   bool Finish(absl::Duration patience);
 
  private:
+  // An extent until it is reported.
   struct Wanted {
     ExtentId id;
     PoolId pool;
     Bytes size;
-  };
-  struct Try {
-    ExtentId id;
-    PoolId pool;
-    absl::StatusOr<ExportedMemory> made;
-  };
-  using Tries = std::vector<Try>;
-  struct Waiting {
-    Wanted wanted;
-    absl::Time deadline;
-    absl::Status why;
+    absl::StatusOr<ExportedMemory> made{};  // the last try
+    absl::Time deadline = {};               // of tries
   };
   // mutex_ guards the members up to `works`; the rest belongs to the thread.
   struct Lane {
     std::deque<ExportedMemory> unwanted;
     FairQueue<PrincipalId, Wanted> wanted;
     bool works = false;  // a task for it is queued or runs
-    std::vector<Waiting> waiting;
-    Tries made;  // not reported yet
+    std::vector<Wanted> waiting;
+    std::vector<Wanted> made;  // not reported yet
     absl::Time made_since;
     std::unique_ptr<TaskThread> thread;  // last: its tasks use the rest
   };
@@ -158,17 +147,15 @@ class Extents {
   };
   Lane& LaneOf(PoolId pool);
   void Wake(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the lane's thread, as the next five.
+  // On the lane's thread, as the next four.
   void Work(Lane& lane);
-  void Release(Lane& lane, ExportedMemory memory);
-  void MakeOne(Lane& lane, PrincipalId who, const Wanted& wanted);
+  void MakeOne(Lane& lane, PrincipalId who, Wanted wanted);
   // If the device has no room, releases ready extents first.
   absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
   void Retry(Lane& lane);
   void RetryLater(Lane& lane);
   // Reports extents once they are kept for the next daemon.
-  void Tell(Tries made);
-  void Record(const Tries& made);
+  void Tell(std::vector<Wanted> made);
 
   device::Driver* driver_;
   Arena* arena_;
@@ -176,7 +163,6 @@ class Extents {
   Handover* handover_;
   const Made made_;
   const absl::Duration patience_;
-  const MonotonicClock clock_;
   // Without a descriptor if the device reports holders: it would count as one.
   std::map<ExtentId, Kept> extents_;
   Mutex mutex_;

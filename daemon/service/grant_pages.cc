@@ -18,7 +18,8 @@
 #include "daemon/bandwidth/topology.h"
 #include "daemon/crash/crash_point.h"
 #include "daemon/service/log/log.h"
-#include "daemon/service/threads/priority.h"
+#include "daemon/service/threads/task_thread.h"
+#include "proto/base/find.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -45,47 +46,26 @@ absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
                   file.st_size, size));
 }
 
-absl::StatusOr<void*> MapPage(const UniqueFd& fd, size_t size) {
-  void* const page =
-      mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+// Maps a page that GrantPages::Unmap unmaps.
+template <typename Page>
+absl::StatusOr<Page*> MapPage(const UniqueFd& fd) {
+  void* const page = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE,
+                          MAP_SHARED, fd.get(), 0);
   if (page == MAP_FAILED) return ErrnoStatus(errno, "map a grant page");
-  return page;
+  return std::launder(static_cast<Page*>(page));
 }
 
-// Each refill is short, so other work does not lose a core.
-void GoFirst() {
-  if (GoBeforeOthers()) return;
-  constexpr int kNice = -15;
-  (void)setpriority(PRIO_PROCESS, 0, kNice);  // 0: this thread; may be refused
-}
-
-UniqueFd TakeLimits(Handover& handover) {
-  UniqueFd kept = handover.Take(Handover::kLimits);
-  const absl::Status of_use =
-      kept ? GrantPages::CheckLimits(kept) : absl::OkStatus();
-  if (of_use.ok()) return kept;
-  WriteLog(LogLevel::kError, std::string(of_use.message()));
-  handover.Drop(Handover::kLimits);
-  return UniqueFd();
+// FailedPrecondition: it is not a limits page of this version.
+absl::Status CheckLimits(const UniqueFd& kept) {
+  return CheckPage(kept, sizeof(GrantLimits), "the page of limits");
 }
 
 }  // namespace
-
-struct GrantPages::UsePage {
-  explicit UsePage(void* mapped) : use(static_cast<GrantUse*>(mapped)) {}
-  ~UsePage() { munmap(use, sizeof(GrantUse)); }
-  UsePage(const UsePage&) = delete;
-  GrantUse* use;
-};
 
 GrantPages::GrantPages(std::vector<LinkSpeed> links, const Clock* clock)
     : clock_(clock),
       policy_(std::make_unique<GrantPolicy>(std::move(links))),
       last_refill_(clock->Now()) {}
-
-absl::Status GrantPages::CheckLimits(const UniqueFd& kept) {
-  return CheckPage(kept, sizeof(GrantLimits), "the page of limits");
-}
 
 uint64_t GrantPages::GenerationOf(const UniqueFd& kept) {
   uint64_t generation = 0;
@@ -105,11 +85,10 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
     SLUICE_ASSIGN_OR_RETURN(
         writer, MakePage("sluice grant limits", sizeof(GrantLimits)));
   }
-  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(writer, sizeof(GrantLimits)));
+  SLUICE_ASSIGN_OR_RETURN(GrantLimits * page, MapPage<GrantLimits>(writer));
   auto pages =
       std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));
-  pages->limits_ = is_new ? new (page) GrantLimits()
-                          : std::launder(static_cast<GrantLimits*>(page));
+  pages->limits_.reset(is_new ? new (page) GrantLimits() : page);
   pages->limits_->generation = generation;
   // Other users cannot reopen their descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
@@ -134,7 +113,6 @@ GrantPages::~GrantPages() {
     changed_.NotifyAll();
     thread_.join();
   }
-  if (limits_ != nullptr) munmap(limits_, sizeof(GrantLimits));
 }
 
 void GrantPages::Beat() {
@@ -147,15 +125,13 @@ absl::StatusOr<UniqueFd> GrantPages::Attach(int slot, int link,
                                             const GrantSharer& sharer) {
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
                           MakePage("sluice grant use", sizeof(GrantUse)));
-  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(fd, sizeof(GrantUse)));
+  SLUICE_ASSIGN_OR_RETURN(GrantUse * page, MapPage<GrantUse>(fd));
   const MutexLock lock(mutex_);
-  Open(slot, std::make_unique<UsePage>(page),
-       policy_->Attach(slot, link, sharer));
+  Open(slot, UsePage(page), policy_->Attach(slot, link, sharer));
   return fd;
 }
 
-void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
-                      const GrantPolicy::Grant& first) {
+void GrantPages::Open(int slot, UsePage page, const GrantPolicy::Grant& first) {
   pages_[slot] = std::move(page);
   Publish(slot, first);
   Beat();
@@ -165,13 +141,13 @@ void GrantPages::Open(int slot, std::unique_ptr<UsePage> page,
 absl::Status GrantPages::Resume(int slot, int link, const GrantSharer& sharer,
                                 const UniqueFd& use) {
   SLUICE_RETURN_IF_ERROR(CheckPage(use, sizeof(GrantUse), "a use page"));
-  SLUICE_ASSIGN_OR_RETURN(void* page, MapPage(use, sizeof(GrantUse)));
-  auto mapped = std::make_unique<UsePage>(page);
+  SLUICE_ASSIGN_OR_RETURN(GrantUse * page, MapPage<GrantUse>(use));
+  UsePage mapped(page);
   const GrantLimitSlot& from = limits_->slots[slot];
-  Directions limit = {0, 0}, used = {0, 0};
+  Directions limit = {}, used = {};
   for (int d : {kH2d, kD2h}) {
     limit[d] = from.limit_bytes[d].load(std::memory_order_relaxed);
-    used[d] = mapped->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+    used[d] = mapped->slot.used_bytes[d].load(std::memory_order_relaxed);
   }
   const MutexLock lock(mutex_);
   Open(slot, std::move(mapped),
@@ -225,7 +201,7 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
   std::map<int, GrantPolicy::Needs> needs;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
-      const GrantUseSlot& use = page->use->slot;
+      const GrantUseSlot& use = page->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
       // The deadline of the copy at the front or of a later one. That of an
@@ -244,30 +220,33 @@ void GrantPages::Refill() {
   std::map<int, Directions> used;
   for (const auto& [slot, page] : pages_) {
     for (int d : {kH2d, kD2h}) {
-      used[slot][d] =
-          page->use->slot.used_bytes[d].load(std::memory_order_relaxed);
+      used[slot][d] = page->slot.used_bytes[d].load(std::memory_order_relaxed);
     }
   }
   const absl::Time now = clock_->Now();
-  if (now - last_refill_ > kGrantStaleAfter) ++stale_periods_;
+  const absl::Duration since = now - std::exchange(last_refill_, now);
+  if (since > kGrantStaleAfter) ++stale_periods_;
   if (policy_->IsSettled(used)) {
-    policy_->Pass(now - last_refill_);
+    policy_->Pass(since);
   } else {
     for (const auto& [slot, grant] :
-         policy_->Refill(used, now - last_refill_, ReadNeeds(now))) {
+         policy_->Refill(used, since, ReadNeeds(now))) {
       Publish(slot, grant);
     }
   }
-  last_refill_ = now;
   Beat();
 }
 
 void GrantPages::Work() {
-  GoFirst();
+  // Each refill is short, so other work does not lose a core.
+  if (!GoBeforeOthers()) {
+    constexpr int kNice = -15;
+    (void)setpriority(PRIO_PROCESS, 0, kNice);  // this thread; may be refused
+  }
   const MutexLock lock(mutex_);
   while (!stopping_) {
     if (policy_->idle()) {
-      while (!stopping_ && policy_->idle()) changed_.Wait(mutex_);
+      changed_.Wait(mutex_);
       last_refill_ = clock_->Now();
       continue;
     }
@@ -280,9 +259,16 @@ void GrantPages::Work() {
 
 absl::StatusOr<std::unique_ptr<RankGrants>> RankGrants::Start(
     Parts parts, std::vector<LinkSpeed> links) {
+  UniqueFd kept = parts.handover->Take(Handover::kLimits);
+  const absl::Status usable = kept ? CheckLimits(kept) : absl::OkStatus();
+  if (!usable.ok()) {
+    WriteLog(LogLevel::kError, std::string(usable.message()));
+    parts.handover->Drop(Handover::kLimits);
+    kept.Reset();
+  }
   SLUICE_ASSIGN_OR_RETURN(
       auto pages, GrantPages::Start(std::move(links), parts.node->generation,
-                                    parts.clock, TakeLimits(*parts.handover)));
+                                    parts.clock, std::move(kept)));
   return std::unique_ptr<RankGrants>(new RankGrants(parts, std::move(pages)));
 }
 
@@ -298,18 +284,15 @@ void RankGrants::Take(int slot, const Principal& who) {
   parts_.quotas->Charge(who, Resource::kRanks);
 }
 
-RankGrants::UsePage RankGrants::Attach(const AttachGrants& effect,
-                                       const Principal& who) {
+SharedFd RankGrants::Attach(const AttachGrants& effect, const Principal& who) {
   Take(effect.slot, who);
-  auto page = pages_->Attach(effect.slot, LinkIndexOf(effect.gpu),
-                             {who, effect.weight, /*holds=*/false});
-  if (!page.ok()) {
-    no_page_ = page.status();
-    WriteLog(LogLevel::kError, std::string(no_page_.message()));
-    return nullptr;
-  }
-  return use_pages_[effect.session] =
-             std::make_shared<const UniqueFd>(*std::move(page));
+  const auto page =
+      ToShared(pages_->Attach(effect.slot, LinkIndexOf(effect.gpu),
+                              {who, effect.weight, /*holds=*/false}));
+  if (page.ok()) return use_pages_[effect.session] = *page;
+  no_page_ = page.status();
+  WriteLog(LogLevel::kError, std::string(no_page_.message()));
+  return nullptr;
 }
 
 absl::Status RankGrants::Resume(const Session& rank, double weight,
@@ -337,9 +320,8 @@ void RankGrants::DropUsePage(SessionId id) {
   use_pages_.erase(id);
 }
 
-absl::StatusOr<RankGrants::UsePage> RankGrants::UsePageOf(SessionId id) const {
-  const auto page = use_pages_.find(id);
-  if (page != use_pages_.end()) return page->second;
+absl::StatusOr<SharedFd> RankGrants::UsePageOf(SessionId id) const {
+  if (const auto* page = FindOrNull(use_pages_, id)) return *page;
   return absl::ResourceExhaustedError(
       fmt::format("no grant page could be made for this session: {}",
                   std::string(no_page_.message())));

@@ -4,11 +4,12 @@
 // opened only for reading, of a file that other users may not open for writing.
 // Each session has a use page of a sealed size, because a page that a rank
 // could shrink would make the daemon fault. While a rank is attached, the
-// refill thread sets heartbeat and limits about every 2 ms; the loop never
-// delays it for longer than an insertion. If the kernel allows it
-// (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority over
-// others, because after a late heartbeat ranks run without grants.
+// refill thread sets heartbeat and limits about every 2 ms. If the kernel
+// allows it (CAP_SYS_NICE, LimitRTPRIO=, LimitNICE=), the thread has priority
+// over others, because after a late heartbeat ranks run without grants.
 #pragma once
+
+#include <sys/mman.h>
 
 #include <atomic>
 #include <map>
@@ -36,28 +37,24 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // FailedPrecondition: it is not a limits page of this version.
-  static absl::Status CheckLimits(const UniqueFd& kept);
   // The generation of the last writer of `kept`; 0 if it is no limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
-  // the limits page of an earlier daemon, which ranks have mapped
-  // (CheckLimits); empty: make one.
+  // the limits page of an earlier daemon, which ranks have mapped; empty: make
+  // one.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Returns the use page, which the session writes. The heartbeat is fresh
-  // then.
+  // Returns the session's use page. The heartbeat is fresh then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
   // For a rank of an earlier daemon, with its use page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);
-  // REQUIRES: no slot is attached; `links` as for GrantPolicy, in their former
-  // order.
+  // REQUIRES: no slot is attached; the links keep their order.
   void UseLinks(std::vector<LinkSpeed> links);
   void Promise(int slot, const CopyRates& rates);
   void Hold(int slot, bool holds);
@@ -67,14 +64,20 @@ class GrantPages {
   // How often a heartbeat was more than kGrantStaleAfter late while ranks were
   // attached: they ran without grants though the daemon was alive.
   uint64_t stale_periods() const { return stale_periods_.load(); }
-  std::shared_ptr<const UniqueFd> limits() const { return limits_reader_; }
+  SharedFd limits() const { return limits_reader_; }
   const UniqueFd& kept() const { return limits_writer_; }
 
  private:
-  struct UsePage;
+  struct Unmap {
+    template <typename Page>
+    void operator()(Page* page) const {
+      munmap(page, sizeof(Page));
+    }
+  };
+  using UsePage = std::unique_ptr<GrantUse, Unmap>;
+
   GrantPages(std::vector<LinkSpeed> links, const Clock* clock);
-  void Open(int slot, std::unique_ptr<UsePage> page,
-            const GrantPolicy::Grant& first)
+  void Open(int slot, UsePage page, const GrantPolicy::Grant& first)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   std::map<int, GrantPolicy::Needs> ReadNeeds(absl::Time now) const
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -85,14 +88,14 @@ class GrantPages {
 
   const Clock* clock_;
   UniqueFd limits_writer_;
-  std::shared_ptr<const UniqueFd> limits_reader_;
-  GrantLimits* limits_ = nullptr;  // mapped
+  SharedFd limits_reader_;
+  std::unique_ptr<GrantLimits, Unmap> limits_;
 
   Mutex mutex_;
   CondVar changed_;
   std::unique_ptr<GrantPolicy> policy_ ABSL_GUARDED_BY(mutex_)
       ABSL_PT_GUARDED_BY(mutex_);
-  std::map<int, std::unique_ptr<UsePage>> pages_ ABSL_GUARDED_BY(mutex_);
+  std::map<int, UsePage> pages_ ABSL_GUARDED_BY(mutex_);
   absl::Time last_refill_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   std::atomic<uint64_t> stale_periods_{0};
@@ -104,7 +107,6 @@ class GrantPages {
 // Thread safety: loop's thread only, except for pages().
 class RankGrants {
  public:
-  using UsePage = std::shared_ptr<const UniqueFd>;
   struct Parts {
     const NodeConfig* node;  // these must outlive this object
     Quotas* quotas;
@@ -112,20 +114,19 @@ class RankGrants {
     const Clock* clock;
   };
 
-  // With the limits page of an earlier daemon if it can be used. Else ranks
-  // that have that page mapped copy without limits.
+  // With the limits page of an earlier daemon, unless it is of another version:
+  // then ranks that have it mapped copy without limits.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
-  // Returns null if no use page could be made: the error is logged, and
-  // UsePageOf returns it.
-  UsePage Attach(const AttachGrants& effect, const Principal& who);
+  // Null: no use page could be made. The error is logged; UsePageOf returns it.
+  SharedFd Attach(const AttachGrants& effect, const Principal& who);
   // For a rank of an earlier daemon, which cannot continue after an error.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
   void DropUsePage(SessionId id);
   // ResourceExhausted: no page could be made.
-  absl::StatusOr<UsePage> UsePageOf(SessionId id) const;
+  absl::StatusOr<SharedFd> UsePageOf(SessionId id) const;
 
   GrantPages& pages() { return *pages_; }
 
@@ -138,7 +139,7 @@ class RankGrants {
   const Parts parts_;
   const std::unique_ptr<GrantPages> pages_;
   std::map<int, Principal> slots_;  // the user of each attached slot
-  std::map<SessionId, UsePage> use_pages_;
+  std::map<SessionId, SharedFd> use_pages_;
   absl::Status no_page_;  // why the last use page could not be made
 };
 

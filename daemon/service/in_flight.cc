@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "proto/base/find.h"
+#include "proto/base/shortage.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
@@ -22,29 +24,30 @@ bool InFlight::Received(int fd, Socket& socket) {
   return true;
 }
 
-InFlight::Room InFlight::Take(int socket, const Principal& who, int count,
-                              absl::Time now) {
-  if (count == 0) return Room::kYes;
+absl::Status InFlight::Take(int socket, const Principal& who, int count,
+                            absl::Time now) {
+  if (count == 0) return absl::OkStatus();
   Socket& of = sockets_.try_emplace(socket, Socket{.who = who}).first->second;
   if (of.count > 0) Received(socket, of);
-  if (of.count + count > most() && of.count > 0) return Room::kUnread;
+  if (of.count + count > most() && of.count > 0) {
+    return absl::ResourceExhaustedError("it has not received what it was sent");
+  }
   absl::Status may = quotas_->May(who, Resource::kInFlight, count);
   if (!may.ok() && swept_ + kAgain <= now) {
     Look(now);
     may = quotas_->May(who, Resource::kInFlight, count);
   }
   if (!may.ok() && quotas_->used(who, Resource::kInFlight) > 0) {
-    return Room::kOthers;
+    return ShortOf(Shortage::kOpenFiles, "others leave no room");
   }
   quotas_->Charge(who, Resource::kInFlight, count);
   of.count += count;
-  return Room::kYes;
+  return absl::OkStatus();
 }
 
 void InFlight::Adopt(int socket, const Principal& who) {
   const int count = most();
-  Socket& of = sockets_.try_emplace(socket, Socket{.who = who}).first->second;
-  of.count += count;
+  Socket& of = sockets_[socket] = {.who = who, .count = count};
   quotas_->Charge(who, Resource::kInFlight, count);
   Received(socket, of);
 }
@@ -58,15 +61,15 @@ void InFlight::Undo(int socket, int count) {
 }
 
 UniqueFd InFlight::End(UniqueFd socket) {
-  const auto found = sockets_.find(socket.get());
-  if (found == sockets_.end()) return socket;
-  if (Received(found->first, found->second)) {
-    sockets_.erase(found);
+  Socket* const found = FindOrNull(sockets_, socket.get());
+  if (found == nullptr) return socket;
+  if (Received(socket.get(), *found)) {
+    sockets_.erase(socket.get());
     return socket;
   }
-  found->second.ended = std::move(socket);
-  quotas_->Charge(found->second.who, Resource::kSessions);
+  quotas_->Charge(found->who, Resource::kSessions);
   ++ended_;
+  found->ended = std::move(socket);
   return UniqueFd();
 }
 
@@ -85,19 +88,14 @@ std::vector<UniqueFd> InFlight::Sweep(absl::Time now) {
   std::vector<UniqueFd> done;
   if (now < swept_ + kAgain) return done;
   Look(now);
-  for (auto at = sockets_.begin(); at != sockets_.end();) {
-    Socket& socket = at->second;
-    if (socket.count > 0) {
-      ++at;
-      continue;
-    }
-    if (socket.ended) {
-      --ended_;
-      quotas_->GiveBack(socket.who, Resource::kSessions);
-      done.push_back(std::move(socket.ended));
-    }
-    at = sockets_.erase(at);
+  for (auto& [fd, socket] : sockets_) {
+    if (socket.count > 0 || !socket.ended) continue;
+    --ended_;
+    quotas_->GiveBack(socket.who, Resource::kSessions);
+    done.push_back(std::move(socket.ended));
   }
+  std::erase_if(sockets_,
+                [](const auto& each) { return each.second.count == 0; });
   return done;
 }
 

@@ -15,6 +15,7 @@
 #include <map>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/quota/quotas.h"
 #include "proto/base/unique_fd.h"
@@ -28,20 +29,16 @@ class InFlight {
   // How often waiting and ended sessions are checked.
   static constexpr absl::Duration kAgain = absl::Milliseconds(5);
 
-  enum class Room {
-    kYes,
-    kUnread,  // the peer of this session has not received its packets
-    kOthers,  // other peers, of its user or of all users, have not
-  };
-
   explicit InFlight(Quotas* quotas) : quotas_(quotas) {}
 
   // Counts `count` descriptors that will be sent, if there is room. A user
   // without descriptors in flight always has room, by a reserve below the
-  // kernel's limit.
-  Room Take(int socket, const Principal& who, int count, absl::Time now);
-  // Adds the socket of an earlier daemon, with the most that one session may
-  // have: what was not received is unknown.
+  // kernel's limit. ResourceExhausted: the peer has not received its packets;
+  // marked kOpenFiles: other peers, of its user or of all users, have not.
+  absl::Status Take(int socket, const Principal& who, int count,
+                    absl::Time now);
+  // For a socket of an earlier daemon: counts the most that a session may have,
+  // since what was not received is unknown.
   void Adopt(int socket, const Principal& who);
   void Undo(int socket, int count);
   // Returns `socket` if all its packets are read; else keeps it until then.
@@ -59,7 +56,7 @@ class InFlight {
     int count = 0;
     UniqueFd ended = UniqueFd();  // socket of an ended session
   };
-  // If the peer has received all, uncounts it and returns true.
+  // If the peer has received all, gives that back and returns true.
   bool Received(int fd, Socket& socket);
 
   Quotas* quotas_;

@@ -8,26 +8,22 @@
 #include <utility>
 
 #include "daemon/service/log/log.h"
-#include "daemon/service/threads/priority.h"
 #include "proto/base/status.h"
 
 namespace sluice::daemon {
 namespace {
 
 PoolId PoolOf(device::Placement where) {
-  return {where.kind == device::Placement::Kind::kGpu ? PoolKind::kGpu
-                                                      : PoolKind::kHost,
-          where.ordinal};
+  const bool is_gpu = where.kind == device::Placement::Kind::kGpu;
+  return {is_gpu ? PoolKind::kGpu : PoolKind::kHost, where.ordinal};
 }
 
 }  // namespace
 
 OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
-                           Loop* loop, const Clock* clock,
-                           std::function<void(HeldOutside)> known)
+                           Loop* loop, std::function<void(HeldOutside)> known)
     : driver_(driver),
       loop_(loop),
-      clock_(clock),
       known_(std::move(known)),
       answers_(node, /*exact=*/driver->TellsHolders()),
       thread_("outside", TaskThread::Priority::kBehindTheLoop) {
@@ -35,7 +31,7 @@ OutsideWatch::OutsideWatch(device::Driver* driver, const NodeConfig& node,
 }
 
 absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
-  OutsideAnswers::Answer answer{.held = {}, .at = clock_->Now()};
+  OutsideAnswers::Answer answer{.held = {}, .at = loop_->now()};
   SLUICE_ASSIGN_OR_RETURN(const auto places, driver_->HeldOutside());
   for (const auto& [where, held] : places) {
     answer.held.emplace(PoolOf(where), held);
@@ -73,11 +69,8 @@ void OutsideWatch::Start() {
   AskAfter(absl::ZeroDuration());
 }
 
-void OutsideWatch::GoOn() { AskAfter(kAskEvery); }
-
 void OutsideWatch::AskAfter(absl::Duration delay) {
-  if (asking_) return;
-  asking_ = true;
+  if (std::exchange(asking_, true)) return;
   thread_.RunAfter(
       delay, [this] { loop_->Post([this, answer = Ask()] { Tell(answer); }); });
 }

@@ -25,7 +25,6 @@
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
-#include "proto/base/clock.h"
 
 namespace sluice::daemon {
 
@@ -36,20 +35,20 @@ class OutsideWatch {
 
   // These must outlive this object; `known` runs on the loop's thread.
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
-               const Clock* clock, std::function<void(HeldOutside)> known);
+               std::function<void(HeldOutside)> known);
 
   // Before the loop runs: waits for the answer for at most kFirst.
   void Start();
   // After an earlier daemon: what that saved counts until the device has
   // answered, so that waiting ranks are served first.
-  void GoOn();
+  void GoOn() { AskAfter(kAskEvery); }
   // Returns false if a device call still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 
  private:
   struct Answer {
     absl::StatusOr<OutsideAnswers::Answer> held;
-    absl::Duration cpu_time;  // CPU time of getting the answer
+    absl::Duration cpu_time;
   };
   void AskAfter(absl::Duration delay);
   // Runs on the thread.
@@ -61,7 +60,6 @@ class OutsideWatch {
 
   device::Driver* const driver_;
   Loop* const loop_;
-  const Clock* const clock_;
   const std::function<void(HeldOutside)> known_;
   std::vector<DeviceIndex> gpus_;
   OutsideAnswers answers_;

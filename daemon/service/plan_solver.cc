@@ -11,6 +11,8 @@
 #include <array>
 #include <cerrno>
 
+#include "absl/strings/str_split.h"
+#include "proto/base/find.h"
 #include "proto/base/spawn.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
@@ -25,66 +27,18 @@ constexpr int kWorkerOut = 4;
 constexpr int kWorkerProgress = 5;
 constexpr size_t kMaxAnswerBytes = size_t{256} << 20;
 
-struct Pipe {
-  UniqueFd read, write;
-};
-
-absl::StatusOr<Pipe> MakePipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
-  Pipe pipe{UniqueFd(ends[0]), UniqueFd(ends[1])};
-  // The worker's writes may block.
-  if (fcntl(ends[0], F_SETFL, O_NONBLOCK) != 0) {
-    return ErrnoStatus(errno, "make a pipe");
-  }
-  return pipe;
-}
-
-// dup2 onto a descriptor's own number would leave close-on-exec set.
-absl::StatusOr<UniqueFd> MoveUp(const UniqueFd& fd) {
-  const int moved = fcntl(fd.get(), F_DUPFD_CLOEXEC, 16);
-  if (moved < 0) return ErrnoStatus(errno, "duplicate a descriptor");
-  return UniqueFd(moved);
-}
-
 std::vector<std::string> WordsOf(const WorkerOptions& worker,
                                  absl::Duration time_limit) {
-  std::vector<std::string> words = {
-      worker.path,
-      "--in-fd",
-      std::to_string(kWorkerIn),
-      "--out-fd",
-      std::to_string(kWorkerOut),
-      "--progress-fd",
-      std::to_string(kWorkerProgress),
-      "--time-limit-s",
-      fmt::format("{:g}", absl::ToDoubleSeconds(time_limit)),
-      "--memory-bytes",
-      std::to_string(worker.memory.count())};
-  const auto add = [&words](const char* flag, std::optional<uint32_t> id) {
-    if (id) words.insert(words.end(), {flag, std::to_string(*id)});
-  };
-  add("--uid", worker.uid);
-  add("--gid", worker.gid);
+  std::string flags = fmt::format(
+      "--in-fd {} --out-fd {} --progress-fd {} --time-limit-s {:g} "
+      "--memory-bytes {}",
+      kWorkerIn, kWorkerOut, kWorkerProgress, absl::ToDoubleSeconds(time_limit),
+      worker.memory.count());
+  if (worker.uid) flags += fmt::format(" --uid {}", *worker.uid);
+  if (worker.gid) flags += fmt::format(" --gid {}", *worker.gid);
+  std::vector<std::string> words = absl::StrSplit(flags, ' ');
+  words.insert(words.begin(), worker.path);
   return words;
-}
-
-absl::StatusOr<pid_t> Start(const WorkerOptions& worker, const UniqueFd& in,
-                            const UniqueFd& out, const UniqueFd& progress,
-                            const UniqueFd& errors, absl::Duration time_limit) {
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_in, MoveUp(in));
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_out, MoveUp(out));
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_progress, MoveUp(progress));
-  SLUICE_ASSIGN_OR_RETURN(const UniqueFd high_errors, MoveUp(errors));
-  // SIGUSR1 is blocked until the worker has a handler for it.
-  return Spawn(WordsOf(worker, time_limit),
-               {.name = "the plan worker " + worker.path,
-                .files = {{high_in.get(), kWorkerIn},
-                          {high_out.get(), kWorkerOut},
-                          {high_progress.get(), kWorkerProgress},
-                          {high_errors.get(), STDERR_FILENO}},
-                .blocked = {SIGUSR1},
-                .signals = SpawnOptions::Signals::kDefault});
 }
 
 // A worker that has closed its end of the pipe should end soon.
@@ -122,14 +76,6 @@ std::vector<plan::RankProfile> ProfilesOf(const SolvePlan& question) {
   return profiles;
 }
 
-std::string Encode(const SolvePlan& question) {
-  plan::PlanRequest request;
-  request.profiles = ProfilesOf(question);
-  request.resources = question.resources;
-  for (const auto& unit : question.known) request.known.push_back(*unit);
-  return plan::Encode(request);
-}
-
 absl::StatusOr<plan::NodePlan> CheckSolution(const SolvePlan& question,
                                              const std::string& answer) {
   SLUICE_ASSIGN_OR_RETURN(plan::NodePlan plan, plan::DecodeNodePlan(answer));
@@ -142,17 +88,14 @@ std::vector<KeyedUnit> NewUnits(const SolvePlan& question,
                                 const plan::NodePlan& plan) {
   std::map<std::string, KeyedUnit> units;
   for (size_t i = 0; i < question.profiles.size(); ++i) {
-    const auto& profile = question.profiles[i];
+    const plan::RankProfile& profile = *question.profiles[i];
     for (const plan::RankPlan& rank : plan.ranks) {
       if (i < question.jobs.size() && rank.job != question.jobs[i]) continue;
-      if (rank.rank != profile->rank) continue;
+      if (rank.rank != profile.rank) continue;
       for (size_t k = 0; k < rank.segments.size(); ++k) {
-        const plan::Placement& placement = rank.segments[k].placement;
-        const plan::Trace& trace = profile->segments[k].trace;
-        if (!placement.optimal() ||
-            rank.segments[k].name != profile->segments[k].name) {
-          continue;
-        }
+        const auto& [name, base, placement] = rank.segments[k];
+        const plan::Trace& trace = profile.segments[k].trace;
+        if (!placement.optimal() || name != profile.segments[k].name) continue;
         const std::string key = plan::UnitKey(trace);
         units[key] = {key,
                       std::make_shared<const plan::UnitPlan>(
@@ -189,6 +132,7 @@ struct PlanSolver::Run {
 
   // The last reference may belong to a task that is never run.
   ~Run() { Kill(); }
+  absl::Status Start(const WorkerOptions& worker);
   void Kill() {
     if (pid == 0) return;  // did not start, or is reaped
     kill(pid, SIGKILL);
@@ -196,6 +140,41 @@ struct PlanSolver::Run {
     pid = 0;
   }
 };
+
+absl::Status PlanSolver::Run::Start(const WorkerOptions& worker) {
+  plan::PlanRequest request{ProfilesOf(question), question.resources, {}};
+  for (const auto& unit : question.known) request.known.push_back(*unit);
+  SLUICE_ASSIGN_OR_RETURN(
+      const UniqueFd in,
+      wire::ToMemfd("sluice plan request", plan::Encode(request)));
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "make a pipe");
+  UniqueFd answers(ends[0]);
+  const UniqueFd end(ends[1]);
+  fcntl(answers.get(), F_SETFL, O_NONBLOCK);  // the worker's writes may block
+  errors = UniqueFd(memfd_create("sluice worker stderr", MFD_CLOEXEC));
+  progress = UniqueFd(memfd_create("sluice worker progress", MFD_CLOEXEC));
+  if (!errors || !progress) return ErrnoStatus(errno, "memfd_create");
+  // SIGUSR1 is blocked until the worker has a handler for it.
+  SpawnOptions options{.name = "the plan worker " + worker.path,
+                       .blocked = {SIGUSR1},
+                       .signals = SpawnOptions::Signals::kDefault};
+  // High duplicates: a number in the worker may be another file's here.
+  std::vector<UniqueFd> high;
+  const std::pair<const UniqueFd*, int> files[] = {{&in, kWorkerIn},
+                                                   {&end, kWorkerOut},
+                                                   {&progress, kWorkerProgress},
+                                                   {&errors, STDERR_FILENO}};
+  for (const auto& [fd, number] : files) {
+    high.emplace_back(fcntl(fd->get(), F_DUPFD_CLOEXEC, 16));
+    if (!high.back()) return ErrnoStatus(errno, "duplicate a descriptor");
+    options.files.emplace_back(high.back().get(), number);
+  }
+  SLUICE_ASSIGN_OR_RETURN(pid,
+                          Spawn(WordsOf(worker, question.time_limit), options));
+  out = std::move(answers);
+  return absl::OkStatus();
+}
 
 PlanSolver::PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker,
                        Done done)
@@ -227,7 +206,10 @@ void PlanSolver::StartNext() {
     ++workers_;
     ++running_[next->first];
     next->second->launched = true;
-    Launch(next->second);
+    codec_->Run([this, run = next->second] {
+      const absl::Status status = run->Start(worker_);
+      loop_->Post([this, run, status] { Started(run, status); });
+    });
   }
 }
 
@@ -243,55 +225,29 @@ void PlanSolver::Leave(const std::shared_ptr<Run>& run) {
 }
 
 void PlanSolver::Hurry(PlanRoundId round) {
-  if (const auto run = runs_.find(round); run != runs_.end()) {
-    run->second->hurry = true;
-  }
+  if (const auto* run = FindOrNull(runs_, round)) (*run)->hurry = true;
 }
 
 absl::Time PlanSolver::TurnEnds(const Run& run) const {
   const bool wanted = run.hurry || queue_.waiting() > 0;
-  if (!wanted || run.hurried || !run.out) return absl::InfiniteFuture();
+  if (!wanted || run.hurried || !run.started || !run.out) {
+    return absl::InfiniteFuture();
+  }
   return run.since + (run.hurry ? kHurriedTurn : kTurn);
 }
 
 absl::Time PlanSolver::NextDeadline() const {
   absl::Time next = absl::InfiniteFuture();
-  for (const auto& [round, run] : runs_) {
-    if (run->started) next = std::min(next, TurnEnds(*run));
-  }
+  for (const auto& [round, run] : runs_) next = std::min(next, TurnEnds(*run));
   return next;
 }
 
 void PlanSolver::Expire() {
   for (const auto& [round, run] : runs_) {
-    if (!run->started || TurnEnds(*run) > loop_->now()) continue;
+    if (TurnEnds(*run) > loop_->now()) continue;
     run->hurried = true;
     kill(run->pid, SIGUSR1);
   }
-}
-
-void PlanSolver::Launch(const std::shared_ptr<Run>& run) {
-  codec_->Run([this, run] {
-    const auto start = [&]() -> absl::Status {
-      SLUICE_ASSIGN_OR_RETURN(
-          const UniqueFd in,
-          wire::ToMemfd("sluice plan request", Encode(run->question)));
-      SLUICE_ASSIGN_OR_RETURN(Pipe pipe, MakePipe());
-      run->errors = UniqueFd(memfd_create("sluice worker stderr", MFD_CLOEXEC));
-      run->progress =
-          UniqueFd(memfd_create("sluice worker progress", MFD_CLOEXEC));
-      if (!run->errors || !run->progress) {
-        return ErrnoStatus(errno, "memfd_create");
-      }
-      SLUICE_ASSIGN_OR_RETURN(
-          run->pid, Start(worker_, in, pipe.write, run->progress, run->errors,
-                          run->question.time_limit));
-      run->out = std::move(pipe.read);
-      return absl::OkStatus();
-    };
-    const absl::Status status = start();
-    loop_->Post([this, run, status] { Started(run, status); });
-  });
 }
 
 void PlanSolver::Started(const std::shared_ptr<Run>& run, absl::Status status) {
@@ -358,10 +314,9 @@ std::vector<std::pair<PlanRoundId, plan::PlanProgress>> PlanSolver::Progress()
 }
 
 void PlanSolver::Stop(PlanRoundId round) {
-  const auto found = runs_.find(round);
-  if (found == runs_.end()) return;
-  const auto run = found->second;
-  runs_.erase(found);
+  const auto found = runs_.extract(round);
+  if (found.empty()) return;
+  const auto& run = found.mapped();
   run->stopped = true;
   if (!run->launched) {
     queue_.Remove([&run](const auto& each) { return each == run; });
@@ -380,22 +335,18 @@ void PlanSolver::End(const std::shared_ptr<Run>& run) {
   Leave(run);
 }
 
-absl::StatusOr<std::shared_ptr<const UniqueFd>> PlanFiles::Of(PlanId plan,
-                                                              absl::Time now) {
-  if (const auto known = files_.find(plan); known != files_.end()) {
-    return known->second.fd;
-  }
+absl::StatusOr<SharedFd> PlanFiles::Of(PlanId plan, absl::Time now) {
+  if (const File* known = FindOrNull(files_, plan)) return known->fd;
   const auto kept = core_->planning().FindPlan(plan, /*viewer=*/nullptr);
   if (kept == nullptr) {
     return absl::NotFoundError(
         fmt::format("plan {} is not kept any more", plan.value()));
   }
-  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd,
-                          wire::ToMemfd("sluice plan", plan::Encode(*kept)));
+  auto fd = ToShared(wire::ToMemfd("sluice plan", plan::Encode(*kept)));
+  if (!fd.ok()) return fd;
   if (files_.size() >= PlanRounds::kPlansKept) files_.erase(files_.begin());
-  auto shared = std::make_shared<const UniqueFd>(std::move(fd));
-  files_[plan] = {shared, now + kKept};
-  return shared;
+  files_[plan] = {*fd, now + kKept};
+  return fd;
 }
 
 absl::Time PlanFiles::deadline() const {

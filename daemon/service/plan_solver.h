@@ -1,6 +1,5 @@
-// Runs the plan worker: a separate process (posix_spawn, never a bare fork of a
-// process with threads), so that a solver that crashes, uses too much memory or
-// does not end harms nothing else.
+// Runs the plan worker: a separate process, so that a solver that crashes, uses
+// too much memory or does not end harms nothing else.
 //
 // The request goes in as a sealed memfd, and the answer comes out of a pipe
 // that the loop watches. Encoding, decoding and the naive check of the plan run
@@ -56,12 +55,11 @@ class PlanSolver {
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `codec` must end before the solver, which its tasks use. `done` runs on the
-  // loop's thread. The codec thread starts the workers, and the kernel ends
-  // them with that thread (PR_SET_PDEATHSIG).
+  // `codec` must end before the solver, which its tasks use. It starts the
+  // workers, and the kernel ends them with its thread (PR_SET_PDEATHSIG).
+  // `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Ends running workers. A worker with an unposted start ends with the
-  // loop.
+  // Ends workers; one with an unposted start ends with the loop.
   ~PlanSolver();
 
   void Solve(SolvePlan question);
@@ -76,7 +74,6 @@ class PlanSolver {
  private:
   struct Run;
   void StartNext();
-  void Launch(const std::shared_ptr<Run>& run);
   void Leave(const std::shared_ptr<Run>& run);
   absl::Time TurnEnds(const Run& run) const;
   void Started(const std::shared_ptr<Run>& run, absl::Status status);
@@ -104,14 +101,13 @@ class PlanFiles {
   explicit PlanFiles(const Core* core) : core_(core) {}
 
   // NotFound: policy no longer keeps the plan.
-  absl::StatusOr<std::shared_ptr<const UniqueFd>> Of(PlanId plan,
-                                                     absl::Time now);
+  absl::StatusOr<SharedFd> Of(PlanId plan, absl::Time now);
   absl::Time deadline() const;
   void Expire(absl::Time now);
 
  private:
   struct File {
-    std::shared_ptr<const UniqueFd> fd;
+    SharedFd fd;
     absl::Time drop_at;
   };
   const Core* core_;

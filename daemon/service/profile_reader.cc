@@ -9,7 +9,7 @@
 #include <string_view>
 #include <utility>
 
-#include "daemon/service/threads/priority.h"
+#include "proto/base/find.h"
 #include "proto/base/mutex.h"
 #include "proto/base/status.h"
 #include "proto/plan/codec.h"
@@ -60,22 +60,10 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// Profiles may be dropped on any thread, but quotas belong to the loop. So this
-// collects the amounts that are to be given back. Thread-safe.
-class ProfileReader::Dropped {
- public:
-  void Add(const Principal& who, Bytes size) {
-    const MutexLock lock(mutex_);
-    bytes_[who] += size;
-  }
-  std::map<Principal, Bytes> Take() {
-    const MutexLock lock(mutex_);
-    return std::exchange(bytes_, {});
-  }
-
- private:
-  Mutex mutex_;
-  std::map<Principal, Bytes> bytes_ ABSL_GUARDED_BY(mutex_);
+// To give back: profiles are dropped on any thread, quotas are the loop's.
+struct ProfileReader::Dropped {
+  Mutex mutex;
+  std::map<Principal, Bytes> bytes ABSL_GUARDED_BY(mutex);
 };
 
 ProfileReader::ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas,
@@ -88,7 +76,8 @@ ProfileReader::ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas,
       dropped_(std::make_shared<Dropped>()) {}
 
 void ProfileReader::GiveBackDropped() {
-  for (const auto& [who, size] : dropped_->Take()) {
+  const MutexLock lock(dropped_->mutex);
+  for (const auto& [who, size] : std::exchange(dropped_->bytes, {})) {
     quotas_->GiveBack(who, Resource::kProfileBytes, size.count());
   }
 }
@@ -97,34 +86,22 @@ absl::Status ProfileReader::Keep(
     const Principal& who, std::shared_ptr<const plan::RankProfile>& profile) {
   GiveBackDropped();
   const Bytes size = ProfileSize(*profile);
-  const absl::Status may =
-      quotas_->Ask(who, Resource::kProfileBytes, size.count());
-  if (!may.ok()) {
-    return Annotate(
-        may, fmt::format("a profile of {} bytes, decoded", size.count()));
-  }
+  SLUICE_RETURN_IF_ERROR(
+      Annotate(quotas_->Ask(who, Resource::kProfileBytes, size.count()),
+               fmt::format("a profile of {} bytes, decoded", size.count())));
   const plan::RankProfile* raw = profile.get();
   profile = std::shared_ptr<const plan::RankProfile>(
       raw, [dropped = dropped_, owner = std::move(profile), who,
             size](const plan::RankProfile*) mutable {
         owner.reset();
-        dropped->Add(who, size);
+        const MutexLock lock(dropped->mutex);
+        dropped->bytes[who] += size;
       });
   return absl::OkStatus();
 }
 
 absl::Status ProfileReader::Read(SessionId session, RequestId request,
                                  const Principal& who, UniqueFd& memfd) {
-  SLUICE_RETURN_IF_ERROR(Admit(session, who, memfd));
-  ++by_session_[session];
-  queue_.Push(who,
-              {session, request, std::make_shared<UniqueFd>(std::move(memfd))});
-  Start();
-  return absl::OkStatus();
-}
-
-absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
-                                  const UniqueFd& memfd) const {
   struct stat info;
   if (fstat(memfd.get(), &info) != 0) return ErrnoStatus(errno, "fstat");
   if (info.st_size > limits_.encoded.count()) {
@@ -138,10 +115,9 @@ absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
         "their answers, then submit again",
         waiting, whose, most));
   };
-  const auto of_session = by_session_.find(session);
-  if (of_session != by_session_.end() &&
-      of_session->second >= limits_.per_session) {
-    return full("this session", of_session->second, limits_.per_session);
+  const size_t own = FindOr(by_session_, session);
+  if (own >= limits_.per_session) {
+    return full("this session", own, limits_.per_session);
   }
   if (queue_.waiting(who) >= limits_.per_user) {
     return full(Name(who), queue_.waiting(who), limits_.per_user);
@@ -149,11 +125,15 @@ absl::Status ProfileReader::Admit(SessionId session, const Principal& who,
   if (queue_.waiting() >= limits_.all) {
     return full("all users", queue_.waiting(), limits_.all);
   }
+  ++by_session_[session];
+  queue_.Push(who,
+              {session, request, std::make_shared<UniqueFd>(std::move(memfd))});
+  Start();
   return absl::OkStatus();
 }
 
-// Reads one profile at a time. The next one is chosen when it is done, so that
-// other work of the codec thread gets a turn in between.
+// The next profile is chosen when this one is read, so that other work of the
+// codec thread gets a turn in between.
 void ProfileReader::Start() {
   if (busy_) return;
   auto next = queue_.Pop();
@@ -165,29 +145,27 @@ void ProfileReader::Start() {
     auto read = Decode(*entry.memfd, limits_.values);
     entry.memfd->Reset();
     const absl::Duration time = CpuTimeOfThisThread() - before;
-    loop_->Post([this, who, session = entry.session, request = entry.request,
-                 time, read = std::move(read)]() mutable {
-      Finish(who, session, request, time, std::move(read));
+    loop_->Post([this, who, entry, time, read = std::move(read)]() mutable {
+      Finish(who, entry, time, std::move(read));
     });
   });
 }
 
-void ProfileReader::Finish(const Principal& who, SessionId session,
-                           RequestId request, absl::Duration time,
+void ProfileReader::Finish(const Principal& who, const Entry& entry,
+                           absl::Duration time,
                            absl::StatusOr<ProfileWithHash> read) {
+  const SessionId session = entry.session;
   busy_ = false;
   queue_.Spent(who, time);
   quotas_->Charge(who, Resource::kCodecTime, absl::ToInt64Microseconds(time));
   const bool forgotten = std::exchange(reading_, SessionId()) != session;
   Start();
   if (forgotten) return;
-  const auto found = by_session_.find(session);
-  if (--found->second == 0) by_session_.erase(found);
-  if (read.ok()) {
-    const absl::Status kept = Keep(who, read->profile);
-    if (!kept.ok()) read = kept;
-  }
-  done_(session, request, std::move(read));
+  if (--by_session_.at(session) == 0) by_session_.erase(session);
+  const absl::Status kept =
+      read.ok() ? Keep(who, read->profile) : read.status();
+  if (!kept.ok()) read = kept;
+  done_(session, entry.request, std::move(read));
 }
 
 void ProfileReader::Forget(SessionId session) {

@@ -14,7 +14,6 @@
 #include <map>
 #include <memory>
 
-#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/core/node/types.h"
 #include "daemon/core/planning/plans.h"
@@ -46,12 +45,10 @@ class ProfileReader {
                 ProfileLimits limits = {});
 
   // Moves `memfd`, which is sealed (wire::CheckMemfd), and calls `done` later.
-  // If it refuses (ResourceExhausted or InvalidArgument, with limit and
-  // remedy), `memfd` is not moved.
+  // After a refusal (ResourceExhausted, InvalidArgument) it is not moved.
   absl::Status Read(SessionId session, RequestId request, const Principal& who,
                     UniqueFd& memfd);
-  // Drops the session's profiles and closes their descriptors; `done` is not
-  // called.
+  // Drops the session's profiles; `done` is not called.
   void Forget(SessionId session);
   // Gives back the quota of dropped profiles. Call before reading quotas.
   void GiveBackDropped();
@@ -64,13 +61,11 @@ class ProfileReader {
     RequestId request;
     std::shared_ptr<UniqueFd> memfd;  // the only owner: a task can be copied
   };
-  class Dropped;
+  struct Dropped;
 
-  absl::Status Admit(SessionId session, const Principal& who,
-                     const UniqueFd& memfd) const;
   void Start();
-  void Finish(const Principal& who, SessionId session, RequestId request,
-              absl::Duration time, absl::StatusOr<ProfileWithHash> read);
+  void Finish(const Principal& who, const Entry& entry, absl::Duration time,
+              absl::StatusOr<ProfileWithHash> read);
   // Charges the profile's bytes to the user's quota until the last reference to
   // the profile is gone.
   absl::Status Keep(const Principal& who,

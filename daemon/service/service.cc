@@ -14,7 +14,6 @@
 #include "daemon/crash/crash_point.h"
 #include "daemon/runtime/process.h"
 #include "daemon/service/log/log.h"
-#include "daemon/service/threads/priority.h"
 #include "proto/base/cgroup.h"
 #include "proto/base/overloaded.h"
 #include "proto/base/shortage.h"
@@ -30,94 +29,67 @@ constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
 // This fraction of the memory should be available.
 constexpr int kPartOfMemory = 16;
 
-// The store's places that extents leave free. One user may have three quarters,
-// so that its ranks fit besides its processes with ended sessions; or more, if
-// the user may have nearly all ranks.
-Share PlacesOfRanks(int64_t capacity, const Share& extents,
-                    const Share& ranks) {
-  const int64_t all = capacity - extents.all - Handover::kOwn;
-  return {
-      std::max(all * 3 / 4, all * ranks.each / std::max<int64_t>(ranks.all, 1)),
-      all};
-}
-
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 
 // Limits of one session.
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-void AddTo(QuotasSnapshot& quotas, const Principal& who, Resource what,
-           int64_t amount) {
-  const auto user =
-      std::find_if(quotas.users.begin(), quotas.users.end(),
-                   [&](const auto& each) { return each.first == who; });
-  if (user == quotas.users.end()) return;
-  user->second[static_cast<size_t>(what)] += amount;
-}
-
 void AddCountedByPolicy(const Core& core, const Principal* viewer,
                         QuotasSnapshot& quotas) {
+  const auto add = [&](const Principal& who, size_t what, int64_t amount) {
+    quotas.used[what] += amount;
+    if (viewer != nullptr && who != *viewer) return;
+    for (auto& [user, amounts] : quotas.users) {
+      if (user == who) amounts[what] += amount;
+    }
+  };
   const auto waiting = static_cast<size_t>(Resource::kWaiting);
-  const WaitingQueue& queue = core.waiting();
-  quotas.used[waiting] =
-      std::ssize(queue.waiters()) - std::ssize(queue.for_plans());
   quotas.refused[waiting] = core.stats().waits_refused;
-  for (const auto& [place, waiter] : queue.waiters()) {
-    const Principal& who = waiter.job.principal;
-    if (waiter.for_plan || (viewer != nullptr && who != *viewer)) continue;
-    AddTo(quotas, who, Resource::kWaiting, 1);
+  for (const auto& [place, waiter] : core.waiting().waiters()) {
+    if (!waiter.for_plan) add(waiter.job.principal, waiting, 1);
   }
   const auto kept = static_cast<size_t>(Resource::kKeptProfiles);
   quotas.refused[kept] = core.stats().profiles_refused;
   for (const auto& [who, size] : core.planning().KeptProfiles()) {
-    quotas.used[kept] += size.count();
-    if (viewer != nullptr && who != *viewer) continue;
-    AddTo(quotas, who, Resource::kKeptProfiles, size.count());
+    add(who, kept, size.count());
   }
 }
 
-// How long an end that leaves nothing waits for the store to drop everything. A
-// starter that starts another daemon drops the rest.
+// While the store drops everything. A starter that starts another daemon drops
+// the rest.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// How long an end that leaves ranks waits for the store's confirmation.
+// Until the store confirms what is left to ranks.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 // Lowers the node's limits of sessions, extents, waiting leases and kept
 // profiles to what this process's descriptors allow. Each stays at least 1,
 // except for a rank's part of the extents.
-NodeConfig Bounded(NodeConfig node, const Shares& shares,
+NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
                    const Share& extents) {
-  const Share& sessions = shares[static_cast<size_t>(Resource::kSessions)];
-  const auto bound = [](int& limit, int64_t most) {
-    limit = static_cast<int>(std::clamp<int64_t>(most, 1, limit));
+  const Share& sessions = quotas.share(Resource::kSessions);
+  const auto bound = [](auto& limit, int64_t most) {
+    const auto before = static_cast<int64_t>(limit);
+    limit = std::min(before, std::max<int64_t>(most, 1));
   };
   bound(node.max_sessions, sessions.all);
   bound(node.max_half_open, sessions.all / 2);
   bound(node.max_half_open_each, sessions.each / 2);
   ExtentLimits& limits = node.extent_limits;
-  const auto bound_size = [](size_t& limit, int64_t most) {
-    const auto allowed = static_cast<size_t>(std::max<int64_t>(most, 1));
-    limit = std::min(limit, allowed);
-  };
   // Memory that is made ahead needs descriptors too.
   const int64_t ahead =
       std::ssize(node.hosts) * (node.host_ready / node.extent.host);
-  bound_size(limits.all, extents.all - ahead);
-  bound_size(limits.each, extents.each);
-  const Share& waiting = shares[static_cast<size_t>(Resource::kWaiting)];
-  bound_size(node.wait_limits.all, waiting.all);
+  bound(limits.all, extents.all - ahead);
+  bound(limits.each, extents.each);
+  const Share& waiting = quotas.share(Resource::kWaiting);
+  bound(node.wait_limits.all, waiting.all);
   node.wait_limits.each =
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
-  const Share& kept = shares[static_cast<size_t>(Resource::kKeptProfiles)];
+  const Share& kept = quotas.share(Resource::kKeptProfiles);
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all extents are divided among the possible ranks; 0 if that is
-  // below one each.
-  limits.per_rank = std::min<size_t>(
-      limits.per_rank,
-      limits.all / 2 /
-          static_cast<size_t>(
-              shares[static_cast<size_t>(Resource::kRanks)].all));
+  // Half of all extents for the possible ranks; 0 if that is below one each.
+  const auto ranks = static_cast<size_t>(quotas.share(Resource::kRanks).all);
+  limits.per_rank = std::min<size_t>(limits.per_rank, limits.all / 2 / ranks);
   return node;
 }
 
@@ -125,9 +97,9 @@ NodeConfig Bounded(NodeConfig node, const Shares& shares,
 
 Service::Service(ServiceOptions options)
     : options_(std::move(options)),
-      core_(Bounded(options_.node, options_.shares, options_.extents),
-            options_.clock->Now()),
       quotas_(options_.shares),
+      core_(Bounded(options_.node, quotas_, options_.extents),
+            options_.clock->Now()),
       plan_files_(&core_),
       events_(options_.node.own_uid) {}
 
@@ -140,20 +112,12 @@ absl::StatusOr<std::unique_ptr<Service>> Service::Start(
 
 absl::Status Service::Prepare() {
   SLUICE_ASSIGN_OR_RETURN(loop_, Loop::Make(options_.clock));
-  if (options_.starter.watchdog) {
-    heartbeat_ = *options_.starter.watchdog / 2;
-    heartbeat_at_ = loop_->now() + heartbeat_;
-  }
+  heartbeat_ = options_.starter.watchdog.value_or(absl::InfiniteDuration()) / 2;
+  heartbeat_at_ = now() + heartbeat_;
   SLUICE_ASSIGN_OR_RETURN(
       handover_,
-      Handover::Start(
-          std::move(options_.starter),
-          [this](std::function<void()> task) { loop_->Post(std::move(task)); },
-          [this](UniqueFd socket) {
-            closer_.CloseSession(std::move(socket));
-          }));
+      Handover::Start(std::move(options_.starter), loop_.get(), &closer_));
   leaving_ = handover_->left_anything();
-  MakeSessions();
   SLUICE_ASSIGN_OR_RETURN(
       listener_,
       SessionListener::Open(
@@ -165,7 +129,7 @@ absl::Status Service::Prepare() {
           std::move(options_.listener), *handover_));
   SLUICE_ASSIGN_OR_RETURN(signals_, OpenSignals());
 
-  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, loop_->now()));
+  SLUICE_RETURN_IF_ERROR(core_.SetPolicy(options_.policy, now()));
   SLUICE_ASSIGN_OR_RETURN(grants_,
                           RankGrants::Start({.node = &options_.node,
                                              .quotas = &quotas_,
@@ -175,10 +139,10 @@ absl::Status Service::Prepare() {
   MakeParts();
   SLUICE_ASSIGN_OR_RETURN(const bool goes_on, TakeOver());
   goes_on ? outside_->GoOn() : outside_->Start();
-  events_.WriteNew(core_.log(), loop_->now());
+  events_.WriteNew(core_.log(), now());
   listener_->Start();
   if (options_.end_after_idle) {
-    idle_end_.emplace(*options_.end_after_idle, loop_->now());
+    idle_end_.emplace(*options_.end_after_idle, now());
   }
   loop_->Add(signals_.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
   loop_->SetWork([this] { return sessions_->TakeTurns(); });
@@ -186,29 +150,22 @@ absl::Status Service::Prepare() {
   return absl::OkStatus();
 }
 
-void Service::MakeSessions() {
-  sessions_ = std::make_unique<Sessions>(
-      Sessions::Parts{.loop = loop_.get(),
-                      .closer = &closer_,
-                      .quotas = &quotas_,
-                      .handover = handover_.get(),
-                      .generation = options_.node.generation},
-      Sessions::Handlers{
-          .message = [this](SessionId id,
-                            wire::Message& m) { OnMessage(id, m); },
-          .ended =
-              [this](SessionId id) {
-                ReadCopies();
-                Execute(core_.SocketEnded(id, loop_->now()));
-              },
-          .broken =
-              [this](SessionId id, const std::string& why) {
-                Execute(core_.ProtocolBroken(id, why, loop_->now()));
-              },
-          .gone = [this](SessionId id) { OnGone(id); }});
-}
-
 void Service::MakeParts() {
+  Channel::Handlers handlers;
+  handlers.message = [this](SessionId id, wire::Message& m) {
+    OnMessage(id, m);
+  };
+  handlers.ended = [this](SessionId id) {
+    ReadCopies();
+    Execute(core_.SocketEnded(id, now()));
+  };
+  handlers.broken = [this](SessionId id, const std::string& why) {
+    Execute(core_.ProtocolBroken(id, why, now()));
+  };
+  handlers.gone = [this](SessionId id) { OnGone(id); };
+  sessions_ = std::make_unique<Sessions>(
+      Channel::Shared{loop_.get(), &closer_, &quotas_, std::move(handlers)},
+      handover_.get(), options_.node.generation);
   Arena::Options ahead{.ready = options_.node.host_ready,
                        .extent = options_.node.extent.host};
   for (const HostConfig& host : options_.node.hosts) {
@@ -221,13 +178,12 @@ void Service::MakeParts() {
   extents_ = std::make_unique<Extents>(
       options_.driver, arena_.get(), loop_.get(), handover_.get(),
       [this](const std::vector<Core::ExtentOutcome>& outcomes) {
-        Execute(core_.ExtentsMade(outcomes, loop_->now()));
+        Execute(core_.ExtentsMade(outcomes, now()));
       });
   outside_ = std::make_unique<OutsideWatch>(
-      options_.driver, options_.node, loop_.get(), options_.clock,
-      [this](HeldOutside held) {
+      options_.driver, options_.node, loop_.get(), [this](HeldOutside held) {
         if (!held.pools.empty()) LookForHolders();
-        Execute(core_.OutsideKnown(std::move(held), loop_->now()));
+        Execute(core_.OutsideKnown(std::move(held), now()));
       });
   codec_ = std::make_unique<TaskThread>("codec",
                                         TaskThread::Priority::kBehindTheLoop);
@@ -250,36 +206,25 @@ void Service::MakeParts() {
       loop_.get(), codec_.get(), options_.worker,
       [this](PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
              std::vector<KeyedUnit> units) {
-        Execute(core_.PlanSolved(round, std::move(plan), loop_->now(),
-                                 std::move(units)));
+        Execute(
+            core_.PlanSolved(round, std::move(plan), now(), std::move(units)));
       });
   profile_reader_ = std::make_unique<ProfileReader>(
       loop_.get(), codec_.get(), &quotas_,
       [this](SessionId session, RequestId request,
              absl::StatusOr<ProfileWithHash> profile) {
-        Execute(core_.ProfileRead(session, request, std::move(profile),
-                                  loop_->now()));
+        Execute(core_.ProfileRead(session, request, std::move(profile), now()));
       });
 }
 
 Service::~Service() {
   if (leaving_ && sessions_) sessions_->Leave();
-  // First threads that post to the loop, then what their tasks use.
-  snapshots_.reset();
-  codec_.reset();
-  solver_.reset();
-  profile_reader_.reset();
-  outside_.reset();
-  extents_.reset();
-  handover_.reset();
-  arena_.reset();
-  grants_.reset();
   RemoveSocket();
 }
 
 bool Service::Finish(absl::Duration patience) {
-  const absl::Time deadline = options_.clock->Now() + patience;
-  const auto left = [&] { return deadline - options_.clock->Now(); };
+  const absl::Time deadline = now() + patience;
+  const auto left = [&] { return deadline - now(); };
   bool finished = snapshots_->Finish(left());
   finished &= codec_->Finish(left());
   finished &= outside_->Finish(left());
@@ -306,7 +251,7 @@ absl::Status Service::Connected(UniqueFd& socket) {
   SLUICE_RETURN_IF_ERROR(quotas_.Ask(who, Resource::kSessions));
   const SessionId id(next_session_++);
   sessions_->Watch(id, who, std::move(socket), std::move(identity.pidfd));
-  Execute(core_.Connect(id, identity.peer, loop_->now()));
+  Execute(core_.Connect(id, identity.peer, now()));
   return absl::OkStatus();
 }
 
@@ -316,61 +261,47 @@ void Service::RemoveSocket() {
 
 void Service::OnMessage(SessionId id, wire::Message& message) {
   const RequestId request(message.packet.id());
+  const absl::Status handled = Handle(id, request, message);
+  if (handled.ok()) return;
+  // A packet that cannot be answered breaks the protocol. A request with a bad
+  // field is refused, and the session continues.
+  if (message.packet.has_request() && request != RequestId()) {
+    return Refuse(id, request, handled);
+  }
+  Execute(core_.ProtocolBroken(id, std::string(handled.message()), now()));
+}
+
+void Service::Refuse(SessionId id, RequestId request, const absl::Status& why) {
+  sessions_->Send(id, {ErrorPacket(request, why), {}});
+}
+
+absl::Status Service::Handle(SessionId id, RequestId request,
+                             wire::Message& message) {
   if (message.lost_fds && message.packet.has_request()) {
-    return sessions_->Send(
-        id,
-        {ErrorPacket(request, ShortOf(Shortage::kOpenFiles,
-                                      "sluiced has as many files open as it "
-                                      "may: ask again, or raise its "
-                                      "LimitNOFILE")),
-         {}});
+    return ShortOf(Shortage::kOpenFiles,
+                   "sluiced has as many files open as it may: ask again, or "
+                   "raise its LimitNOFILE");
   }
-  absl::Status checked = wire::CheckRequest(message);
-  absl::StatusOr<Request> body =
-      checked.ok() ? ToRequest(message.packet.request()) : checked;
-  if (!body.ok()) {
-    // A packet that cannot be answered breaks the protocol. A request with a
-    // bad field is refused, and the session continues.
-    if (!message.packet.has_request() || request == RequestId()) {
-      return Execute(core_.ProtocolBroken(
-          id, std::string(body.status().message()), loop_->now()));
-    }
-    return sessions_->Send(id, {ErrorPacket(request, body.status()), {}});
-  }
-  if (const absl::Status may = MayAsk(id, *body, message.fds); !may.ok()) {
-    return sessions_->Send(id, {ErrorPacket(request, may), {}});
-  }
-  const auto key = std::make_pair(id, request);
-  const bool profile = std::holds_alternative<ProfileRequest>(*body);
+  SLUICE_RETURN_IF_ERROR(wire::CheckRequest(message));
+  SLUICE_ASSIGN_OR_RETURN(Request body, ToRequest(message.packet.request()));
+  SLUICE_RETURN_IF_ERROR(MayAsk(id, body, message.fds));
   // Only profiles are kept of clients' descriptors; closing one cannot block.
-  if (profile) {
-    const absl::Status memfd = wire::CheckMemfd(message.fds.front());
-    if (!memfd.ok())
-      return sessions_->Send(id, {ErrorPacket(request, memfd), {}});
-  }
-  // A repeated request must not replace the profile that is being read.
-  const bool stored =
-      profile &&
-      profiles_.try_emplace(key, std::move(message.fds.front())).second;
+  const bool is_profile = std::holds_alternative<ProfileRequest>(body);
+  if (is_profile) SLUICE_RETURN_IF_ERROR(wire::CheckMemfd(message.fds.front()));
   core_.Acknowledge(id, RequestId(message.packet.request().answered_up_to()));
-  Effects effects = core_.Receive(id, request, *body, loop_->now());
-  Execute(std::move(effects));
-  if (!stored) return;
-  auto kept = profiles_.extract(key);
-  // Policy did not want it. The message's owner closes it elsewhere: the loop
-  // must not free up to 64 MiB of pages.
-  if (kept.mapped()) message.fds.front() = std::move(kept.mapped());
+  profile_ = is_profile ? &message.fds.front() : nullptr;
+  Execute(core_.Receive(id, request, body, now()));
+  profile_ = nullptr;
+  return absl::OkStatus();
 }
 
 absl::Status Service::MayAsk(SessionId id, Request& request,
                              std::span<const UniqueFd> shown) {
-  // A repeated Hello was counted when it was first granted.
-  const auto is_new = [&] {
-    const Session* const session = core_.session(id);
-    return session != nullptr && session->state == Session::State::kHalfOpen;
-  };
+  const Session* const session = core_.session(id);
   if (auto* hello = std::get_if<HelloRequest>(&request);
-      hello && !hello->observer && is_new()) {
+      // A repeated Hello was counted when it was first granted.
+      hello && !hello->observer && session != nullptr &&
+      session->state == Session::State::kHalfOpen) {
     const Principal& who = sessions_->Find(id)->who();
     const absl::Status may = quotas_.May(who, Resource::kRanks);
     if (!may.ok()) {
@@ -401,51 +332,39 @@ void Service::OnGone(SessionId id) {
   ReadCopies();
   std::vector<Core::Gone> gone = {
       {id, ReadExit(channel->pidfd(), session->peer)}};
-  if (session->was_rank()) AddGonePeers(*session, gone);
-  Execute(core_.ProcessesGone(gone, loop_->now()));
-}
-
-void Service::AddGonePeers(const Session& session,
-                           std::vector<Core::Gone>& gone) const {
-  std::vector<pollfd> processes;
-  std::vector<SessionId> peers;
-  const JobKey job = session.job();
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* const peer = core_.session(id);
-    if (peer == nullptr || peer->id == session.id || !peer->was_rank() ||
-        peer->job() != job) {
+    if (!session->was_rank() || peer == nullptr || peer == session ||
+        !peer->was_rank() || peer->job() != session->job()) {
       continue;
     }
-    processes.push_back(
-        {.fd = channel->pidfd(), .events = POLLIN, .revents = 0});
-    peers.push_back(id);
+    // Ranks of a job are often killed at once.
+    pollfd ended = {.fd = channel->pidfd(), .events = POLLIN, .revents = 0};
+    if (poll(&ended, 1, /*timeout=*/0) > 0) {
+      gone.push_back({id, ReadExit(ended.fd, peer->peer)});
+    }
   }
-  if (poll(processes.data(), processes.size(), /*timeout=*/0) <= 0) return;
-  for (size_t i = 0; i < peers.size(); ++i) {
-    if ((processes[i].revents & POLLIN) == 0) continue;
-    gone.push_back(
-        {peers[i], ReadExit(processes[i].fd, core_.session(peers[i])->peer)});
-  }
+  Execute(core_.ProcessesGone(gone, now()));
+}
+
+absl::Time Service::EndOfIdleness() {
+  if (!idle_end_) return absl::InfiniteFuture();
+  return idle_end_->At(core_.sessions().ranks() > 0, now());
 }
 
 absl::Time Service::NextDeadline() {
-  absl::Time next = std::min(core_.NextDeadline(), snapshots_->deadline());
-  if (idle_end_) {
-    next = std::min(next,
-                    idle_end_->At(core_.sessions().ranks() > 0, loop_->now()));
-  }
-  next = std::min({next, sessions_->deadline(), heartbeat_at_, end_at_});
-  if (core_.ledger().IdleHost() > Bytes(0)) next = std::min(next, memory_at_);
-  next = std::min({next, solver_->NextDeadline(), reload_->deadline(),
-                   handover_->deadline(), listener_->deadline(),
-                   plan_files_.deadline()});
-  return next;
+  const bool is_idle = core_.ledger().IdleHost() > Bytes(0);
+  return std::min(
+      {core_.NextDeadline(), EndOfIdleness(), heartbeat_at_, end_at_,
+       is_idle ? memory_at_ : absl::InfiniteFuture(), snapshots_->deadline(),
+       sessions_->deadline(), solver_->NextDeadline(), reload_->deadline(),
+       handover_->deadline(), listener_->deadline(), plan_files_.deadline()});
 }
 
 void Service::Expire() {
   const absl::Time now = loop_->now();
   if (end_at_ <= now) return loop_->Stop();
-  if (idle_end_ && idle_end_->At(core_.sessions().ranks() > 0, now) <= now) {
+  if (EndOfIdleness() <= now) {
     idle_end_.reset();
     WriteLog(LogLevel::kInfo, "no rank uses it any more");
     return End(Ending::kOfService);
@@ -473,9 +392,15 @@ void Service::Expire() {
 
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
-  const Share places =
-      PlacesOfRanks(handover_->store().capacity(), options_.extents,
-                    options_.shares[static_cast<size_t>(Resource::kRanks)]);
+  // The store's places that extents leave free. One user may have three
+  // quarters, so that its ranks fit besides its processes with ended sessions;
+  // or more, if the user may have nearly all ranks.
+  const Share& ranks = quotas_.share(Resource::kRanks);
+  Share places{.all = handover_->store().capacity() - options_.extents.all -
+                      Handover::kOwn};
+  places.each =
+      std::max(places.all * 3 / 4,
+               places.all * ranks.each / std::max<int64_t>(ranks.all, 1));
   // Without room for one rank, ranks are not kept, as the log says.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
@@ -507,31 +432,30 @@ absl::StatusOr<bool> Service::TakeOver() {
   const bool any = saved.ok() && saved->has_value();
   if (any) Pass("state-read");
   const absl::Status taken = any ? Adopt(**std::move(saved)) : saved.status();
-  if (!taken.ok()) {
-    return Annotate(taken, "what an earlier daemon left stays as it is");
-  }
+  SLUICE_RETURN_IF_ERROR(
+      Annotate(taken, "what an earlier daemon left stays as it is"));
   handover_->DropRest();
   // Adopted state is saved before a client sees it.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
-    handover_->Begin(core_, loop_->now());
+    handover_->Begin(core_, now());
   }
-  const auto keep = [this](const char* name, int fd) {
-    if (!handover_->Kept(name)) handover_->Keep(name, fd);
-  };
-  keep(Handover::kListener, listener_->fd());
-  keep(Handover::kLimits, grants_->pages().kept().get());
-  if (options_.sim_clocks) keep(Handover::kClocks, options_.sim_clocks->get());
-  if (options_.deaths >= 0) keep(Handover::kDeaths, options_.deaths);
+  KeepOnce(Handover::kListener, listener_->fd());
+  KeepOnce(Handover::kLimits, grants_->pages().kept().get());
+  const SharedFd& clocks = options_.sim_clocks;
+  if (clocks) KeepOnce(Handover::kClocks, clocks->get());
+  if (options_.deaths >= 0) KeepOnce(Handover::kDeaths, options_.deaths);
   return any;
+}
+
+void Service::KeepOnce(const char* name, int fd) {
+  if (!handover_->Kept(name)) handover_->Keep(name, fd);
 }
 
 absl::Status Service::Adopt(CoreState saved) {
   const absl::Status adopted = AdoptExtents(saved);
-  if (!adopted.ok()) {
-    extents_->Abandon();
-    return adopted;
-  }
+  if (!adopted.ok()) extents_->Abandon();
+  SLUICE_RETURN_IF_ERROR(adopted);
   Pass("extents-adopted");
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
@@ -546,8 +470,9 @@ absl::Status Service::Adopt(CoreState saved) {
                handover_->Left(Handover::SocketOf(id)) &&
                handover_->Left(Handover::UsePageOf(id))) {
       const absl::Status adopted = AdoptRank(session);
-      if (adopted.ok()) reached.insert(id);
-      if (!adopted.ok()) {
+      if (adopted.ok()) {
+        reached.insert(id);
+      } else {
         WriteLog(LogLevel::kError, std::string(adopted.message()));
       }
     } else {
@@ -593,10 +518,6 @@ absl::Status Service::AdoptRank(const Session& session) {
   return absl::OkStatus();
 }
 
-void Service::KeepHttp(int fd) {
-  if (!handover_->Kept(Handover::kHttp)) handover_->Keep(Handover::kHttp, fd);
-}
-
 void Service::SayReady() {
   handover_->store().Ready("serving");
   Pass("ready-told");
@@ -606,7 +527,7 @@ void Service::SayReady() {
 
 void Service::Execute(Effects effects) {
   Pass("change-unsaved");
-  handover_->Save(core_, loop_->now());
+  handover_->Save(core_, now());
   Pass("change-saved");
   ++executing_;
   for (Effect& effect : effects) {
@@ -618,7 +539,27 @@ void Service::Execute(Effects effects) {
               grants_->pages().Promise(e.slot, e.rates);
             },
             [&](UseLinks& e) { grants_->pages().UseLinks(std::move(e.links)); },
+            [&](AttachGrants& e) {
+              const Principal& who = sessions_->Find(e.session)->who();
+              const SharedFd page = grants_->Attach(e, who);
+              if (page) sessions_->HoldUntilKept(e.session, page->get());
+            },
             [&](DetachGrants& e) { grants_->Detach(e.slot); },
+            [&](KillProcess& e) {
+              const Channel* channel = sessions_->Find(e.session);
+              if (channel == nullptr) return;
+              syscall(SYS_pidfd_send_signal, channel->pidfd(), SIGKILL, nullptr,
+                      0);
+            },
+            [&](CloseSocket& e) {
+              sessions_->EndSocket(e.session);
+              grants_->DropUsePage(e.session);
+              profile_reader_->Forget(e.session);
+            },
+            [&](Forget& e) {
+              sessions_->Forget(e.session);
+              gpus_.erase(e.session);
+            },
             [&](SolvePlan& e) { solver_->Solve(std::move(e)); },
             [&](StopSolving& e) { solver_->Stop(e.round); },
             [&](HurrySolving& e) { solver_->Hurry(e.round); },
@@ -627,17 +568,17 @@ void Service::Execute(Effects effects) {
   }
   Pass("effects-done");
   if (--executing_ == 0 && core_.NoticesSent()) {
-    handover_->Save(core_, loop_->now());
+    handover_->Save(core_, now());
   }
-  events_.WriteNew(core_.log(), loop_->now());
+  events_.WriteNew(core_.log(), now());
 }
 
 void Service::Do(MakeExtent& effect) {
-  if (UniqueFd kept = handover_->Take(Handover::NameOf(effect.id))) {
-    return extents_->AdoptMade(effect.id, effect.pool, effect.size,
-                               std::move(kept));
+  const auto& [id, pool, size, who] = effect;
+  if (UniqueFd kept = handover_->Take(Handover::NameOf(id))) {
+    return extents_->AdoptMade(id, pool, size, std::move(kept));
   }
-  extents_->Make(effect.id, effect.pool, effect.size, effect.who);
+  extents_->Make(id, pool, size, who);
 }
 
 // On the loop: one system call for each of few extents.
@@ -647,15 +588,12 @@ void Service::Do(AskHolders& effect) {
     answers.push_back({id, extents_->HeldByOthers(id)});
     if (answers.back().held == Held::kYes) LookForHolders();
   }
-  Execute(core_.HoldersKnown(answers, loop_->now()));
+  Execute(core_.HoldersKnown(answers, now()));
 }
 
 void Service::LookForHolders() {
-  if (!options_.find_holders || looking_for_holders_ ||
-      loop_->now() < look_for_holders_at_) {
-    return;
-  }
-  looking_for_holders_ = true;
+  if (!options_.find_holders || now() < look_for_holders_at_) return;
+  look_for_holders_at_ = absl::InfiniteFuture();  // it runs
   codec_->Run([this] {
     const absl::Duration before = CpuTimeOfThisThread();
     auto found = options_.find_holders();
@@ -663,32 +601,51 @@ void Service::LookForHolders() {
         std::max(kLookAgainAfter, 50 * (CpuTimeOfThisThread() - before));
     loop_->Post([this, pause, found = std::move(found)]() mutable {
       holders_ = std::move(found);
-      looking_for_holders_ = false;
-      look_for_holders_at_ = loop_->now() + pause;
+      look_for_holders_at_ = now() + pause;
     });
   });
 }
 
 void Service::Do(SendReply& effect) {
-  if (const auto* query = std::get_if<SnapshotReply>(&effect.reply)) {
-    return AnswerQuery(effect.session, effect.request, query->plan);
+  const auto& [session, request, reply] = effect;
+  if (const auto* query = std::get_if<SnapshotReply>(&reply)) {
+    return AnswerQuery(session, request, query->plan);
   }
-  if (const auto* granted = std::get_if<GrantedReply>(&effect.reply)) {
-    return SendGranted(effect.session, effect.request, *granted);
+  if (const auto* granted = std::get_if<GrantedReply>(&reply)) {
+    return SendGranted(session, request, *granted);
   }
-  sessions_->Send(effect.session,
-                  ToPacket(effect.session, effect.request, effect.reply));
+  absl::Status error;
+  Outgoing out;
+  out.packet.set_id(request.value());
+  wire::Reply* const to = out.packet.mutable_reply();
+  if (const auto* failed = std::get_if<absl::Status>(&reply)) {
+    error = *failed;
+  } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
+    error = FillWelcome(session, *welcome, out);
+  } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
+    to->mutable_submitted()->set_waiting_for(submitted->waiting_for);
+  } else if (const auto* noted = std::get_if<NotedReply>(&reply)) {
+    wire::Noted* const body = to->mutable_noted();
+    const Session* const of = core_.session(session);
+    if (noted->room && of != nullptr) {
+      FillPool(core_, *noted->room, &of->peer.principal, body->mutable_gpu());
+    }
+  } else {
+    to->mutable_freed();
+  }
+  if (!error.ok()) return Refuse(session, request, error);
+  sessions_->Send(session, std::move(out));
 }
 
 void Service::SendGranted(SessionId session, RequestId request,
                           const GrantedReply& granted) {
-  std::vector<std::shared_ptr<const UniqueFd>> fds;
+  std::vector<SharedFd> fds;
   for (const Slice& slice : granted.slices) {
     auto fd = extents_->Fd(slice.id);
     if (!fd.ok()) {
       // Posted as a later event, because effects are being executed.
       loop_->Post([this, session, lease = granted.lease, why = fd.status()] {
-        Execute(core_.GrantNotSent(session, lease, why, loop_->now()));
+        Execute(core_.GrantNotSent(session, lease, why, now()));
       });
       return;
     }
@@ -700,33 +657,8 @@ void Service::SendGranted(SessionId session, RequestId request,
   }
 }
 
-Outgoing Service::ToPacket(SessionId session, RequestId request,
-                           const Reply& reply) {
-  Outgoing out;
-  if (const auto* error = std::get_if<absl::Status>(&reply)) {
-    out.packet = ErrorPacket(request, *error);
-  } else if (const auto* welcome = std::get_if<WelcomeReply>(&reply)) {
-    out = WelcomePacket(session, *welcome);
-  } else if (const auto* submitted = std::get_if<SubmittedReply>(&reply)) {
-    out.packet.mutable_reply()->mutable_submitted()->set_waiting_for(
-        submitted->waiting_for);
-  } else if (std::holds_alternative<FreedReply>(reply)) {
-    out.packet.mutable_reply()->mutable_freed();
-  } else {
-    wire::Noted* noted = out.packet.mutable_reply()->mutable_noted();
-    const auto* from = std::get_if<NotedReply>(&reply);
-    const Session* of = core_.session(session);
-    if (from != nullptr && from->room && of != nullptr) {
-      FillPool(core_, *from->room, &of->peer.principal, noted->mutable_gpu());
-    }
-  }
-  out.packet.set_id(request.value());
-  return out;
-}
-
-Outgoing Service::WelcomePacket(SessionId session,
-                                const WelcomeReply& welcome) {
-  Outgoing out;
+absl::Status Service::FillWelcome(SessionId session,
+                                  const WelcomeReply& welcome, Outgoing& out) {
   auto* body = out.packet.mutable_reply()->mutable_welcome();
   body->set_session_id(session.value());
   body->set_protocol(welcome.protocol);
@@ -737,44 +669,37 @@ Outgoing Service::WelcomePacket(SessionId session,
   const device::HostMemoryKind host = options_.driver->HostMemory();
   body->set_host_memory(host.name);
   body->set_host_memory_why(host.why);
-  if (!welcome.observer) {
-    const auto use = grants_->UsePageOf(session);
-    if (!use.ok()) {
-      out.packet = ErrorPacket(RequestId(), use.status());
-      return out;
-    }
-    body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
-    out.fds = {grants_->pages().limits(), *use};
-    if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
-  }
-  return out;
+  if (welcome.observer) return absl::OkStatus();
+  SLUICE_ASSIGN_OR_RETURN(const SharedFd use, grants_->UsePageOf(session));
+  body->set_grant_slot(static_cast<uint32_t>(welcome.grant_slot));
+  out.fds = {grants_->pages().limits(), use};
+  if (options_.sim_clocks) out.fds.push_back(options_.sim_clocks);
+  return absl::OkStatus();
 }
 
 void Service::Do(SendNotice& effect) {
   Outgoing out;
   *out.packet.mutable_event() = ToEvent(effect.notice);
-  PlanId plan;
-  if (const auto* ready = std::get_if<PlanReadyNotice>(&effect.notice)) {
-    plan = ready->plan;
-  }
-  const auto* changed = std::get_if<PlanChangedNotice>(&effect.notice);
-  if (changed != nullptr) plan = changed->plan;
-  const auto* taken_over = std::get_if<TakenOverNotice>(&effect.notice);
-  if (taken_over != nullptr) plan = taken_over->plan;
+  const PlanId plan = std::visit(
+      [](const auto& notice) -> PlanId {
+        if constexpr (requires { notice.plan; }) return notice.plan;
+        return {};
+      },
+      effect.notice);
   if (plan != PlanId()) {
-    auto fd = plan_files_.Of(plan, loop_->now());
+    const auto fd = plan_files_.Of(plan, now());
     if (fd.ok()) {
       out.fds.push_back(*fd);
-    } else if (changed != nullptr) {
+    } else if (std::holds_alternative<PlanChangedNotice>(effect.notice)) {
       // The rank continues with its former plan. Posted as a later event,
       // because effects are being executed.
       WriteLog(LogLevel::kError, std::string(fd.status().message()));
       loop_->Post([this, session = effect.session, plan] {
-        Execute(core_.ChangeNotSent(session, plan, loop_->now()));
+        Execute(core_.ChangeNotSent(session, plan, now()));
       });
       return;
-    } else if (taken_over != nullptr) {
-      *out.packet.mutable_event() = ToEvent(TakenOverNotice{PlanId()});
+    } else if (std::holds_alternative<TakenOverNotice>(effect.notice)) {
+      *out.packet.mutable_event() = ToEvent(TakenOverNotice{});
     } else {
       *out.packet.mutable_event() = ToEvent(PlanFailedNotice{
           std::string(fd.status().message()), ShortageOf(fd.status())});
@@ -783,39 +708,18 @@ void Service::Do(SendNotice& effect) {
   sessions_->Send(effect.session, std::move(out));
 }
 
-void Service::Do(CloseSocket& effect) {
-  sessions_->EndSocket(effect.session);
-  grants_->DropUsePage(effect.session);
-  profile_reader_->Forget(effect.session);
-}
-
-void Service::Do(Forget& effect) {
-  sessions_->Forget(effect.session);
-  gpus_.erase(effect.session);
-}
-
-void Service::Do(KillProcess& effect) {
-  const Channel* channel = sessions_->Find(effect.session);
-  if (channel == nullptr) return;
-  syscall(SYS_pidfd_send_signal, channel->pidfd(), SIGKILL, nullptr, 0);
-}
-
-void Service::Do(AttachGrants& effect) {
-  const Principal& who = sessions_->Find(effect.session)->who();
-  const auto page = grants_->Attach(effect, who);
-  if (page != nullptr) sessions_->HoldUntilKept(effect.session, page->get());
-}
-
 void Service::Do(ReadProfile& effect) {
   const Session* session = core_.session(effect.session);
   if (session == nullptr) return;
-  const absl::Status taken = profile_reader_->Read(
-      effect.session, effect.request, session->peer.principal,
-      profiles_.at({effect.session, effect.request}));
+  const absl::Status taken =
+      profile_ != nullptr
+          ? profile_reader_->Read(effect.session, effect.request,
+                                  session->peer.principal, *profile_)
+          : absl::InvalidArgumentError("a repeated request lacks its profile");
   if (taken.ok()) return;
   // Posted as a later event, because effects are being executed.
   loop_->Post([this, id = effect.session, request = effect.request, taken] {
-    Execute(core_.ProfileRead(id, request, taken, loop_->now()));
+    Execute(core_.ProfileRead(id, request, taken, now()));
   });
 }
 
@@ -828,16 +732,15 @@ void Service::ReadCopies() {
 void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
   const Session* session = core_.session(id);
   if (session == nullptr || sessions_->Find(id) == nullptr) return;
-  const auto asked = queries_.find(id);
-  const int waiting = asked != queries_.end() ? asked->second : 0;
+  int& waiting = queries_[id];
   if (waiting >= kMaxQueries) {
-    const auto refused = absl::ResourceExhaustedError(fmt::format(
-        "{} queries of this session wait for an answer, and the limit is {}: "
-        "wait for one",
-        waiting, kMaxQueries));
-    return sessions_->Send(id, {ErrorPacket(request, refused), {}});
+    return Refuse(id, request,
+                  absl::ResourceExhaustedError(fmt::format(
+                      "{} queries of this session wait for an answer, and the "
+                      "limit is {}: wait for one",
+                      waiting, kMaxQueries)));
   }
-  ++queries_[id];
+  ++waiting;
   const Principal* viewer = core_.sessions().ViewerOf(*session);
   Snapshots::View view{.observer = session->hello.observer, .text = true};
   if (viewer != nullptr) view.principal = *viewer;
@@ -845,17 +748,17 @@ void Service::AnswerQuery(SessionId id, RequestId request, PlanId plan) {
     if (--queries_[id] == 0) queries_.erase(id);
     Channel* const to = sessions_->Find(id);
     if (to == nullptr) return;
-    Outgoing out = SnapshotPacket(request, plan, answer);
-    if (!out.fds.empty() && to->unread_memfds() >= kMaxUnread) {
-      out = {ErrorPacket(request, absl::ResourceExhaustedError(fmt::format(
-                                      "this session has {} long answers that "
-                                      "it has not read, and the limit is {}: "
-                                      "read one",
-                                      to->unread_memfds(), kMaxUnread))),
-             {}};
+    auto out = SnapshotPacket(request, plan, answer);
+    const bool is_long = out.ok() && !out->fds.empty();
+    if (is_long && to->unread_memfds() >= kMaxUnread) {
+      out = absl::ResourceExhaustedError(fmt::format(
+          "this session has {} long answers that it has not read, and the "
+          "limit is {}: read one",
+          to->unread_memfds(), kMaxUnread));
     }
-    if (!out.fds.empty()) to->CountMemfd();
-    sessions_->Send(id, std::move(out));
+    if (!out.ok()) return Refuse(id, request, out.status());
+    if (is_long) to->CountMemfd();
+    sessions_->Send(id, *std::move(out));
   });
 }
 
@@ -865,14 +768,14 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   }
   ReadCopies();
   const Principal* const viewer = view.principal ? &*view.principal : nullptr;
-  Snapshot snapshot = core_.TakeSnapshot(viewer, loop_->now());
+  Snapshot snapshot = core_.TakeSnapshot(viewer, now());
   if (view.observer) --snapshot.sessions;  // an observer is not counted
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }
-  const device::HostMemoryKind kind = options_.driver->HostMemory();
-  snapshot.host_memory = kind.name;
-  snapshot.host_memory_why = kind.why;
+  device::HostMemoryKind kind = options_.driver->HostMemory();
+  snapshot.host_memory = std::move(kind.name);
+  snapshot.host_memory_why = std::move(kind.why);
   profile_reader_->GiveBackDropped();
   snapshot.quotas = quotas_.TakeSnapshot(viewer);
   AddCountedByPolicy(core_, viewer, snapshot.quotas);
@@ -892,17 +795,15 @@ void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
   const auto returns = [](const PoolSnapshot& pool) {
     return pool.lingering + pool.quarantined + pool.outside > Bytes(0);
   };
-  const bool any =
-      std::ranges::any_of(snapshot.hosts, returns) ||
-      std::ranges::any_of(snapshot.gpus, returns, &GpuSnapshot::pool);
-  if (!any) return;
+  if (std::ranges::none_of(snapshot.hosts, returns) &&
+      std::ranges::none_of(snapshot.gpus, returns, &GpuSnapshot::pool)) {
+    return;
+  }
   LookForHolders();
   std::set<int> attached;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* const session = core_.session(id);
-    if (session != nullptr && session->is_rank()) {
-      attached.insert(session->peer.pid);
-    }
+    if (session && session->is_rank()) attached.insert(session->peer.pid);
   }
   for (const HolderSnapshot& holder : holders_) {
     const bool shown = !view.principal || view.principal->uid == holder.uid;
@@ -912,19 +813,18 @@ void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
   }
 }
 
-Outgoing Service::SnapshotPacket(
+absl::StatusOr<Outgoing> Service::SnapshotPacket(
     RequestId request, PlanId plan,
     const absl::StatusOr<Snapshots::Answer>& answer) {
-  if (!answer.ok()) return {ErrorPacket(request, answer.status()), {}};
+  SLUICE_RETURN_IF_ERROR(answer.status());
   Outgoing out;
   out.packet.set_id(request.value());
   auto* body = out.packet.mutable_reply()->mutable_snapshot();
   body->set_json(answer->text);
   if (answer->memfd) out.fds.push_back(answer->memfd);
   if (plan != PlanId()) {
-    auto fd = plan_files_.Of(plan, loop_->now());
-    if (!fd.ok()) return {ErrorPacket(request, fd.status()), {}};
-    out.fds.push_back(*fd);
+    SLUICE_ASSIGN_OR_RETURN(out.fds.emplace_back(),
+                            plan_files_.Of(plan, now()));
   }
   return out;
 }
@@ -963,8 +863,7 @@ void Service::EndForReload(const absl::Status& checked) {
                     fmt::format("the configuration stays as it was: {}",
                                 std::string(checked.message())));
   }
-  // Saving may have stopped during the check, so its preconditions are checked
-  // again.
+  // Saving may have stopped during the check.
   if (!handover_->saves()) return OnReload();
   WriteLog(LogLevel::kInfo,
            "the configuration is good: the next daemon reads it");
@@ -981,9 +880,9 @@ void Service::End(Ending how) {
   leaving_ = handover_->saves() &&
              (how == Ending::kForAll ||
               (how == Ending::kForRanks && core_.sessions().has_ranks()));
-  end_at_ = loop_->now() + (leaving_ ? kLongestKeep : kLongestForget);
+  end_at_ = now() + (leaving_ ? kLongestKeep : kLongestForget);
   if (leaving_) return handover_->WhenKept([this] { loop_->Stop(); });
-  Execute(core_.ShutDown("sluiced was stopped", loop_->now()));
+  Execute(core_.ShutDown("sluiced was stopped", now()));
   // Clients that connect from now on wait for a next daemon.
   const bool kept = how != Ending::kOfService && handover_->saves();
   if (kept) listener_->LeavePath();

@@ -5,10 +5,8 @@
 // long runs on other threads (README.md has the table), and its outcome comes
 // back as an event.
 //
-// Thread safety: Stop from any thread, Run from one; administration() is safe.
+// Thread safety: one thread, but administration() is safe.
 #pragma once
-
-#include <signal.h>
 
 #include <functional>
 #include <map>
@@ -25,7 +23,6 @@
 #include "daemon/quota/quotas.h"
 #include "daemon/service/admin/administration.h"
 #include "daemon/service/admin/snapshots.h"
-#include "daemon/service/closer.h"
 #include "daemon/service/extents.h"
 #include "daemon/service/grant_pages.h"
 #include "daemon/service/identity/gpu_access.h"
@@ -38,6 +35,7 @@
 #include "daemon/service/session_listener.h"
 #include "daemon/service/sessions.h"
 #include "daemon/service/takeover/handover.h"
+#include "daemon/service/threads/closer.h"
 #include "daemon/service/threads/loop.h"
 #include "daemon/service/threads/task_thread.h"
 #include "kernels/device/driver.h"
@@ -53,29 +51,24 @@ struct ServiceOptions {
   Share extents;                     // from ExtentsOf, for this process
   device::Driver* driver = nullptr;  // must outlive the service
   std::string sim_directory;         // sent to clients; empty on cuda
-  std::shared_ptr<const UniqueFd> sim_clocks;  // sent to ranks; null on cuda
-  GpuAccess gpus;                              // GPUs that each process may use
+  SharedFd sim_clocks;               // sent to ranks; null on cuda
+  GpuAccess gpus;                    // GPUs that each process may use
   WorkerOptions worker;
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC; must outlive the service
   Policy policy;                 // what administrators have set so far
   Starter starter;               // from the starter of this process
   UniqueFd listener;
-  // Checks whether a start would succeed and take over (Reload). Empty: SIGHUP
-  // is only logged.
-  std::vector<std::string> check;
-  // Returns the processes that hold memory of the node, including those with
-  // sessions; on another thread, since it may take long. Null: the device
-  // cannot report them (cuda).
+  std::vector<std::string> check;  // as of Reload; empty: SIGHUP is only logged
+  // Returns all processes that hold memory of the node, on another thread.
+  // Null: the device cannot report them (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
   // The metrics server's address; runs on the loop's thread. Null: no server.
   std::function<TcpListener()> http;
   std::optional<absl::Duration> end_after_idle;
-  // Kept for the next daemon; -1: none.
-  int deaths = -1;
+  int deaths = -1;  // kept for the next daemon; -1: none
   // As Administration::Options::write_policy.
   std::function<absl::Status(const Policy&)> write_policy;
-  // Makes the JSON that `Query` returns.
-  std::function<std::string(const Snapshot&)> render;
+  std::function<std::string(const Snapshot&)> render;  // as JSON, for `Query`
 };
 
 class Service {
@@ -97,7 +90,7 @@ class Service {
   // The end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
   // Keeps the listening socket for the next daemon. From any thread.
-  void KeepHttp(int fd);
+  void KeepHttp(int fd) { KeepOnce(Handover::kHttp, fd); }
   void SayReady();
 
   Administration& administration() { return *administration_; }
@@ -105,16 +98,16 @@ class Service {
  private:
   explicit Service(ServiceOptions options);
   absl::Status Prepare();
-  void MakeSessions();
   void MakeParts();
 
-  // Returns whether an earlier daemon's state was taken over. After an error
-  // everything that it left is unchanged, for another daemon.
+  // Returns whether there was anything. After an error all of it is unchanged,
+  // for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
   // After an error, something of the session is missing, and it ends.
   absl::Status AdoptRank(const Session& session);
+  void KeepOnce(const char* name, int fd);
   // Whether the store has room for another rank of the user, besides all
   // possible extents. A rank that could not be kept would end saving for all:
   // the next daemon would start without state.
@@ -122,17 +115,17 @@ class Service {
 
   absl::Status Connected(UniqueFd& socket);
   void OnMessage(SessionId id, wire::Message& message);
+  void Refuse(SessionId id, RequestId request, const absl::Status& why);
+  absl::Status Handle(SessionId id, RequestId request, wire::Message& message);
   // Checks what policy cannot: room for another rank, and which GPUs the peer
   // may use (`shown`: the descriptors of device nodes that it sent).
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
-  // Adds ranks of the job that have ended too, because all are often killed at
-  // once.
-  void AddGonePeers(const Session& session,
-                    std::vector<Core::Gone>& gone) const;
   void Expire();
   absl::Time NextDeadline();
+  absl::Time EndOfIdleness();
+  absl::Time now() const { return loop_->now(); }
   void OnSignal();
   // kForRanks (SIGTERM) leaves what others hold to the next daemon if a rank is
   // attached; kForAll (SIGHUP) even if none is; kOfService nothing, and ranks
@@ -143,8 +136,9 @@ class Service {
   void EndForReload(const absl::Status& checked);
 
   void AnswerQuery(SessionId id, RequestId request, PlanId plan);
-  Outgoing SnapshotPacket(RequestId request, PlanId plan,
-                          const absl::StatusOr<Snapshots::Answer>& answer);
+  absl::StatusOr<Outgoing> SnapshotPacket(
+      RequestId request, PlanId plan,
+      const absl::StatusOr<Snapshots::Answer>& answer);
   Snapshot TakeSnapshot(const Snapshots::View& view);
   void AddHolders(const Snapshots::View& view, Snapshot& snapshot);
 
@@ -153,44 +147,42 @@ class Service {
   void Do(AskHolders& effect);
   void Do(SendReply& effect);
   void Do(SendNotice& effect);
-  void Do(CloseSocket& effect);
-  void Do(Forget& effect);
-  void Do(KillProcess& effect);
-  void Do(AttachGrants& effect);
   void Do(ReadProfile& effect);
   void LookForHolders();
   // Called before sessions end and before reads.
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
-  Outgoing ToPacket(SessionId session, RequestId request, const Reply& reply);
-  Outgoing WelcomePacket(SessionId session, const WelcomeReply& welcome);
+  absl::Status FillWelcome(SessionId session, const WelcomeReply& welcome,
+                           Outgoing& out);
 
   ServiceOptions options_;
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // Half of the starter's watchdog timeout. The loop sends the messages itself,
-  // so a loop that hangs is killed, and the next daemon takes over.
+  // Half of the watchdog timeout. The loop itself sends heartbeats, so a loop
+  // that hangs is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
-  absl::Time heartbeat_at_ = absl::InfiniteFuture();
+  absl::Time heartbeat_at_;
   // The next check whether the machine needs idle memory.
   absl::Time memory_at_ = absl::InfinitePast();
   absl::Time end_at_ = absl::InfiniteFuture();
   std::optional<IdleEnd> idle_end_;  // unset: the service ends only on request
-  Core core_;
   Quotas quotas_;
+  Core core_;
   std::vector<HolderSnapshot> holders_;  // result of the last search
-  bool looking_for_holders_ = false;
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // With requests that policy has not handled yet.
-  std::map<std::pair<SessionId, RequestId>, UniqueFd> profiles_;
+  // In the request that policy is handling; null: it has none. If policy does
+  // not want it, the message's owner closes it elsewhere: the loop must not
+  // free up to 64 MiB of pages.
+  UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
-  // The number of waiting queries of each session.
-  std::map<SessionId, int> queries_;
+  std::map<SessionId, int> queries_;  // how many wait
+  // From here on parts end in reverse order: first those that post to the loop,
+  // then what their tasks use.
   std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
   int executing_ = 0;  // nesting depth, since an effect may cause others

@@ -20,68 +20,46 @@ namespace {
 // Each accept takes about 0.1 ms of the loop.
 constexpr int kAcceptsPerWakeup = 8;
 
-absl::Status MakeNonblocking(const UniqueFd& socket) {
-  if (fcntl(socket.get(), F_SETFL, O_NONBLOCK) == 0) return absl::OkStatus();
-  return ErrnoStatus(errno, "prepare the session socket");
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SessionListener>> SessionListener::Open(
     Options options, UniqueFd handed, Handover& handover) {
-  auto listener =
-      std::unique_ptr<SessionListener>(new SessionListener(std::move(options)));
-  UniqueFd kept = handover.Take(Handover::kListener);
-  if (handed) {
-    listener->UseHanded(std::move(handed), std::move(kept), handover);
-  } else {
-    SLUICE_RETURN_IF_ERROR(listener->UseOwn(std::move(kept), handover));
+  const bool reached = access(options.path.c_str(), F_OK) == 0;
+  const bool stays = static_cast<bool>(handed);
+  UniqueFd kept = handover.Take(Handover::kListener), earlier;
+  if (stays && !reached) {
+    WriteLog(LogLevel::kError,
+             fmt::format("nobody can connect, since {} was removed under who "
+                         "made it: systemctl stop sluiced.socket, and "
+                         "systemctl restart sluiced makes both again",
+                         options.path));
   }
-  SLUICE_RETURN_IF_ERROR(MakeNonblocking(listener->socket_));
+  if (stays && kept && !IsSameSocket(kept, handed)) {
+    // The earlier daemon had made its own socket, which is not needed any more.
+    handover.Drop(Handover::kListener);
+    earlier = std::move(kept);
+  } else if (!stays && kept && reached) {
+    handed = std::move(kept);
+  } else if (!stays) {
+    if (kept) handover.DropSocket(Handover::kListener, std::move(kept));
+    SLUICE_ASSIGN_OR_RETURN(handed, wire::Listen(options.path, options.mode));
+  }
+  SLUICE_ASSIGN_OR_RETURN(auto listener,
+                          Of(std::move(options), std::move(handed), stays));
+  listener->earlier_ = std::move(earlier);
   return listener;
 }
 
 absl::StatusOr<std::unique_ptr<SessionListener>> SessionListener::Of(
     Options options, UniqueFd socket, bool stays) {
-  auto listener =
-      std::unique_ptr<SessionListener>(new SessionListener(std::move(options)));
-  listener->socket_ = std::move(socket);
-  listener->stays_ = stays;
-  SLUICE_RETURN_IF_ERROR(MakeNonblocking(listener->socket_));
-  return listener;
+  if (fcntl(socket.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, "prepare the session socket");
+  }
+  return std::unique_ptr<SessionListener>(
+      new SessionListener(std::move(options), std::move(socket), stays));
 }
 
 SessionListener::~SessionListener() { Stop(); }
-
-void SessionListener::UseHanded(UniqueFd handed, UniqueFd kept,
-                                Handover& handover) {
-  socket_ = std::move(handed);
-  stays_ = true;
-  if (access(options_.path.c_str(), F_OK) != 0) {
-    WriteLog(LogLevel::kError,
-             fmt::format("nobody can connect, since {} was removed under who "
-                         "made it: systemctl stop sluiced.socket, and "
-                         "systemctl restart sluiced makes both again",
-                         options_.path));
-  }
-  if (!kept || IsSameSocket(kept, socket_)) return;
-  // The earlier daemon had made its own socket, which is not needed any more.
-  handover.Drop(Handover::kListener);
-  earlier_ = std::move(kept);
-}
-
-absl::Status SessionListener::UseOwn(UniqueFd kept, Handover& handover) {
-  socket_ = std::move(kept);
-  const bool reached = access(options_.path.c_str(), F_OK) == 0;
-  if (socket_ && !reached) {
-    handover.DropSocket(Handover::kListener, std::move(socket_));
-  }
-  if (!socket_) {
-    SLUICE_ASSIGN_OR_RETURN(socket_,
-                            wire::Listen(options_.path, options_.mode));
-  }
-  return absl::OkStatus();
-}
 
 // Accepts the last connections that wait at the earlier daemon's socket. No
 // other clients connect there, because its path now belongs to the new socket.
@@ -101,8 +79,7 @@ void SessionListener::Remove() {
   if (!socket_ || stays_) return;
   unlink(options_.path.c_str());
   Stop();
-  // Closed by the closer, because connections that were not accepted may
-  // contain descriptors that linger.
+  // Connections that were not accepted may contain descriptors that linger.
   options_.closer->CloseSession(std::move(socket_));
 }
 

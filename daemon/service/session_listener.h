@@ -5,10 +5,9 @@
 // socket.
 //
 // No connection is left without an answer. If no descriptor is free, the spare
-// one is closed, to accept a connection and refuse it in one line (SpareFd).
-// If that does not help either, or too many sockets wait to be closed, the
-// socket is not polled for kPause, because a waiting connection would wake the
-// loop without end.
+// one is used to refuse it in one line (SpareFd). If that does not help either,
+// or too many sockets wait to be closed, the socket is not polled for kPause,
+// because a waiting connection would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -21,9 +20,9 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/service/closer.h"
 #include "daemon/service/log/event_writer.h"
 #include "daemon/service/takeover/handover.h"
+#include "daemon/service/threads/closer.h"
 #include "daemon/service/threads/loop.h"
 #include "proto/base/unique_fd.h"
 
@@ -63,11 +62,9 @@ class SessionListener {
   void Start();
   // Stops accepting. Clients that connect wait for the next daemon.
   void Stop();
-  // Call if the store keeps the socket for the next daemon: Remove then does
-  // nothing.
+  // The store keeps the socket for the next daemon: Remove does nothing.
   void LeavePath() { stays_ = true; }
-  // Closes the socket and removes its path. Connections that were not accepted
-  // are closed.
+  // Removes the path, and closes the socket and connections that wait there.
   void Remove();
   int fd() const { return socket_.get(); }
 
@@ -77,12 +74,12 @@ class SessionListener {
   void Expire(absl::Time now);
 
  private:
-  explicit SessionListener(Options options) : options_(std::move(options)) {}
-  void UseHanded(UniqueFd handed, UniqueFd kept, Handover& handover);
-  absl::Status UseOwn(UniqueFd kept, Handover& handover);
+  SessionListener(Options options, UniqueFd socket, bool stays)
+      : options_(std::move(options)),
+        socket_(std::move(socket)),
+        stays_(stays) {}
   void Accept();
-  // Accepts one connection. Returns false if none waits at `listener`, or none
-  // can be accepted.
+  // Returns false if none waits at `listener`, or none can be accepted.
   bool AcceptOne(int listener);
   void Pause();
   void TurnAway(int listener);
@@ -91,7 +88,7 @@ class SessionListener {
   const Options options_;
   UniqueFd socket_;
   UniqueFd earlier_;  // the earlier daemon's, if another one is served
-  bool stays_ = false;
+  bool stays_;
   SpareFd spare_;
   std::optional<absl::Time> again_at_;  // end of the pause
 };

@@ -1,15 +1,12 @@
-// The sockets and processes of all sessions, as channels on the loop. Decides
-// which one is read next, sends what waits, and ends sessions that have
-// stalled.
+// The sockets and processes of all sessions on the loop.
 //
-// Requests are read in turns of principals, not of connections (quota/turns.h),
-// for kTurn at a time. A packet with descriptors waits until they may be in
-// flight (in_flight.h).
+// Requests are read in turns of principals, not of connections (quota/turns.h).
 //
 // Thread safety: loop's thread only.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -17,14 +14,14 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/quota/quotas.h"
 #include "daemon/quota/turns.h"
-#include "daemon/service/channel.h"
-#include "daemon/service/closer.h"
 #include "daemon/service/convert.h"
 #include "daemon/service/in_flight.h"
 #include "daemon/service/takeover/handover.h"
+#include "daemon/service/threads/closer.h"
 #include "daemon/service/threads/loop.h"
 #include "proto/base/ids.h"
 #include "proto/base/unique_fd.h"
@@ -32,39 +29,118 @@
 
 namespace sluice::daemon {
 
-class Sessions {
+// The socket and the pidfd of one session on the loop.
+//
+// Sends never block: packets wait in a queue, and the daemon reads no requests
+// from this peer. A client that never reads costs one queue of replies, and is
+// dropped after kStallLimit. A packet with descriptors also waits until it may
+// be in flight (in_flight.h); no client is dropped if others use up that limit.
+class Channel {
  public:
+  static constexpr absl::Duration kStallLimit = absl::Seconds(5);
+  // For notices; replies are limited by a peer's requests.
+  static constexpr size_t kMaxQueued = 4096;
+
+  // These may destroy the channel only through Post.
   struct Handlers {
-    // Handles a packet. The session closes the descriptors that are not moved
-    // out.
+    // Handles a packet. The channel closes descriptors that are not moved out.
     std::function<void(SessionId, wire::Message&)> message;
-    std::function<void(SessionId)> ended;  // its socket ended
-    // The session broke the protocol, or did not read for Channel::kStallLimit.
+    std::function<void(SessionId)> ended;  // the peer closed its socket
+    // The peer broke the protocol, or did not read for kStallLimit.
     std::function<void(SessionId, const std::string& why)> broken;
-    std::function<void(SessionId)> gone;  // its process ended
+    std::function<void(SessionId)> gone;  // the peer's process ended
   };
-  struct Parts {
+  // The channels' common parts; must outlive them.
+  struct Shared {
     Loop* loop;
     Closer* closer;
     Quotas* quotas;
-    Handover* handover;
-    uint64_t generation;  // the daemon's, sent in each packet
+    Handlers handlers;
+    InFlight in_flight = InFlight(quotas);
+    Turns turns = {};  // of sessions with something to read
+    // With a queue; only these have a deadline.
+    std::set<const Channel*> queued = {};
   };
 
-  // The parts must outlive this object.
-  Sessions(Parts parts, Handlers handlers);
+  // `socket` is empty if only the process is watched.
+  Channel(Shared* shared, SessionId id, Principal who, UniqueFd socket,
+          UniqueFd pidfd);
+  ~Channel();
+  Channel(const Channel&) = delete;
+
+  // Reads at most one packet. Returns whether there may be more; else the
+  // channel queues for a turn when there is.
+  bool ReadOne();
+  void Send(Outgoing out);
+  // Queues all packets until Release, without a stall limit.
+  void Hold() { held_ = true; }
+  void Release();
+  // Tries again if it is time (retry_at).
+  void Retry(absl::Time now);
+  // Packets sent before still arrive, queued ones do not. The pidfd stays
+  // watched.
+  void CloseSocket();
+  // The peer does not notice: the next daemon has a duplicate of the socket.
+  void Leave();
+  bool open() const { return static_cast<bool>(socket_); }
+  const UniqueFd& socket() const { return socket_; }
+  int pidfd() const { return pidfd_.get(); }
+  // InfiniteFuture if no packet waits.
+  absl::Time stall_deadline() const;
+  // Tries to send first: see Wait.
+  bool HasStalled(absl::Time now);
+  void CountMemfd() { ++unread_memfds_; }
+  // Since the peer had last read everything.
+  int unread_memfds();
+  absl::Time retry_at() const { return retry_at_; }
+  const Principal& who() const { return who_; }
+  SessionId id() const { return id_; }
+
+ private:
+  void OnSocket(uint32_t events);
+  void Flush();
+  // ResourceExhausted: try again later (InFlight::Take).
+  absl::Status SendOne(const Outgoing& out);
+  void Wait(const absl::Status& why);
+  void DropQueue();
+
+  Shared& shared_;
+  const SessionId id_;
+  const Principal who_;
+  const wire::Discard discard_;
+  // The peer sent needless descriptors.
+  bool discarded_ = false;
+  UniqueFd socket_;
+  UniqueFd pidfd_;
+  bool held_ = false;
+  std::deque<Outgoing> queue_;
+  int64_t queued_bytes_ = 0;
+  absl::Time stalled_since_;
+  int unread_memfds_ = 0;
+  absl::Time retry_at_ = absl::InfiniteFuture();
+};
+
+// Decides which session is read next, sends what waits, and ends sessions that
+// have stalled.
+class Sessions {
+ public:
+  // `handover` must outlive this object, as what `shared` points to. The
+  // daemon's `generation` is sent in each packet.
+  Sessions(Channel::Shared shared, Handover* handover, uint64_t generation)
+      : shared_(std::move(shared)),
+        handover_(*handover),
+        generation_(generation) {}
   Sessions(const Sessions&) = delete;
 
-  // Starts reading the session and watching its process. `socket` is empty if
-  // it has ended. REQUIRES: the session is charged to the user's quota.
+  // Reads the session and watches its process. `socket` is empty if it has
+  // ended. REQUIRES: the session is charged to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Does the same for a session of an earlier daemon. Charges the session, and
-  // the descriptors which that daemon may have sent.
+  // For a session of an earlier daemon. Also charges the session, and the
+  // descriptors which that daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Returns the session's channel, valid until the session is forgotten; null
-  // if there is none.
+  // Null if there is none. Valid until the session is forgotten.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
@@ -73,13 +149,11 @@ class Sessions {
   // Queues all packets to the session until its socket, its pidfd and
   // `use_page` are kept for the next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Ends the session's socket; packets sent before still arrive.
+  // Packets sent before still arrive.
   void EndSocket(SessionId id);
-  // Forgets the session, because its process has ended or need not be watched
-  // any more.
+  // For a session with a process that has ended or need not be watched.
   void Forget(SessionId id);
-  // Closes all sockets without the peers noticing, because the next daemon has
-  // duplicates.
+  // The peers do not notice: the next daemon has duplicates of the sockets.
   void Leave();
 
   // Serves some of the waiting requests. Returns whether there are more.
@@ -88,14 +162,12 @@ class Sessions {
   // Sends packets for which there is room now, and ends stalled sessions.
   void Expire();
 
-  int most_descriptors() const { return in_flight_.most(); }
+  int most_descriptors() const { return shared_.in_flight.most(); }
 
  private:
-  const Parts parts_;
-  const Handlers handlers_;
-  InFlight in_flight_;
-  Turns turns_;
-  std::set<const Channel*> queued_;  // Channel::Shared
+  Channel::Shared shared_;
+  Handover& handover_;
+  const uint64_t generation_;
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
   // Destroyed in the loop's next turn, since their handlers may be running.
   std::vector<std::unique_ptr<Channel>> graveyard_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <memory>
 #include <utility>
 
 #include "absl/status/statusor.h"
@@ -26,6 +27,13 @@ class UniqueFd {
  private:
   int fd_ = -1;
 };
+
+// A descriptor with several owners; the last one closes it.
+using SharedFd = std::shared_ptr<const UniqueFd>;
+inline absl::StatusOr<SharedFd> ToShared(absl::StatusOr<UniqueFd> fd) {
+  if (!fd.ok()) return fd.status();
+  return std::make_shared<const UniqueFd>(*std::move(fd));
+}
 
 // A reserve descriptor for an event loop that has no free one. A connection
 // that cannot be accepted would wake the loop again and again, so the loop

@@ -30,13 +30,15 @@ uint64_t ToWire(Bytes limit) {
   return limit == Limits::kUnlimited ? 0 : limit.size();
 }
 
+absl::StatusOr<Bytes> CheckedBytes(uint64_t bytes, const char* name) {
+  if (bytes < uint64_t{1} << 60) return Bytes(static_cast<int64_t>(bytes));
+  return absl::InvalidArgumentError(
+      fmt::format("{} is {}, the limit is 2^60", name, bytes));
+}
+
 absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
   if (limit == 0) return Limits::kUnlimited;
-  if (limit >= uint64_t{1} << 60) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} is {}, the limit is 2^60", name, limit));
-  }
-  return Bytes(static_cast<int64_t>(limit));
+  return CheckedBytes(limit, name);
 }
 
 // Refuses a cgroup that cannot exist. It is not shortened like other texts,
@@ -54,6 +56,54 @@ absl::Status CheckCgroup(const std::string& cgroup) {
       PrintableLine(cgroup)));
 }
 
+// Fills a reply from `result`, or returns its error.
+template <typename T, typename Fill>
+grpc::Status Answer(const absl::StatusOr<T>& result, Fill fill) {
+  if (result.ok()) fill(*result);
+  return ToGrpc(result.status());
+}
+
+std::string By(const auto& request) {
+  return request.by().substr(0, kLongestName);
+}
+
+absl::StatusOr<BudgetChange> From(const admin::SetBudgetRequest& request) {
+  BudgetChange change;
+  change.who = By(request);
+  if (request.target_case() == admin::SetBudgetRequest::kJob) {
+    SLUICE_RETURN_IF_ERROR(wire::CheckJob(request.job()));
+    change.target.job = request.job();
+  } else if (request.target_case() == admin::SetBudgetRequest::kUid) {
+    SLUICE_RETURN_IF_ERROR(CheckCgroup(request.cgroup()));
+    change.target.uid = request.uid();
+    change.target.cgroup = request.cgroup();
+  }
+  if (request.has_gpu_bytes()) {
+    SLUICE_ASSIGN_OR_RETURN(change.gpu,
+                            FromWire(request.gpu_bytes(), "gpu_bytes"));
+  }
+  if (request.has_host_bytes()) {
+    SLUICE_ASSIGN_OR_RETURN(change.host,
+                            FromWire(request.host_bytes(), "host_bytes"));
+  }
+  return change;
+}
+
+absl::StatusOr<ReservationChange> From(const admin::ReserveRequest& request) {
+  if (request.pool_case() == admin::ReserveRequest::POOL_NOT_SET) {
+    return absl::InvalidArgumentError(
+        "memory of which pool? name a GPU or a NUMA node");
+  }
+  SLUICE_RETURN_IF_ERROR(CheckCgroup(request.cgroup()));
+  SLUICE_ASSIGN_OR_RETURN(const Bytes bytes,
+                          CheckedBytes(request.bytes(), "bytes"));
+  const bool gpu = request.pool_case() == admin::ReserveRequest::kGpu;
+  const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
+                       gpu ? request.gpu() : request.numa()};
+  return ReservationChange{
+      pool, {request.uid(), request.cgroup()}, bytes, By(request)};
+}
+
 struct AdminService final : admin::Admin::Service {
   using Context = grpc::ServerContext;
 
@@ -63,134 +113,86 @@ struct AdminService final : admin::Admin::Service {
 
   grpc::Status Status(Context*, const admin::StatusRequest*,
                       admin::StatusReply* reply) override {
-    const auto snapshot = administration->Read();
-    if (!snapshot.ok()) return ToGrpc(snapshot.status());
-    reply->set_json(render(*snapshot));
-    return grpc::Status::OK;
+    return Answer(administration->Read(), [&](const Snapshot& snapshot) {
+      reply->set_json(render(snapshot));
+    });
   }
 
   grpc::Status ShowState(Context*, const admin::ShowStateRequest*,
                          admin::ShowStateReply* reply) override {
-    auto rows = administration->ReadRows();
-    if (!rows.ok()) return ToGrpc(rows.status());
     reply->set_version(kStateVersions.written);
     reply->set_oldest_reader(kStateVersions.oldest_reader);
-    reply->set_rows(*std::move(rows));
-    return grpc::Status::OK;
+    return Answer(administration->ReadRows(),
+                  [&](const std::string& rows) { reply->set_rows(rows); });
   }
 
   grpc::Status SetBudget(Context*, const admin::SetBudgetRequest* request,
                          admin::SetBudgetReply* reply) override {
-    BudgetTarget target;
-    if (request->target_case() == admin::SetBudgetRequest::kJob) {
-      target.job = request->job();
-    } else if (request->target_case() == admin::SetBudgetRequest::kUid) {
-      target.uid = request->uid();
-      target.cgroup = request->cgroup();
-    }
-    std::optional<Bytes> gpu, host;
-    const auto read = [&]() -> absl::Status {
-      if (request->target_case() == admin::SetBudgetRequest::kJob) {
-        SLUICE_RETURN_IF_ERROR(wire::CheckJob(target.job));
-      }
-      SLUICE_RETURN_IF_ERROR(CheckCgroup(target.cgroup));
-      if (request->has_gpu_bytes()) {
-        SLUICE_ASSIGN_OR_RETURN(gpu,
-                                FromWire(request->gpu_bytes(), "gpu_bytes"));
-      }
-      if (request->has_host_bytes()) {
-        SLUICE_ASSIGN_OR_RETURN(host,
-                                FromWire(request->host_bytes(), "host_bytes"));
-      }
-      return absl::OkStatus();
-    };
-    if (const absl::Status bad = read(); !bad.ok()) return ToGrpc(bad);
-    const auto set = administration->Apply(
-        BudgetChange{target, gpu, host, request->by().substr(0, kLongestName)});
-    if (!set.ok()) return ToGrpc(set.status());
-    reply->set_gpu_bytes(ToWire(set->limits.gpu));
-    reply->set_host_bytes(ToWire(set->limits.host));
-    return grpc::Status::OK;
+    return Apply(From(*request), [&](const auto& set) {
+      reply->set_gpu_bytes(ToWire(set.limits.gpu));
+      reply->set_host_bytes(ToWire(set.limits.host));
+    });
   }
 
   grpc::Status Reserve(Context*, const admin::ReserveRequest* request,
                        admin::ReserveReply*) override {
-    using Pool = admin::ReserveRequest;
-    if (request->pool_case() == Pool::POOL_NOT_SET) {
-      return ToGrpc(absl::InvalidArgumentError(
-          "memory of which pool? name a GPU or a NUMA node"));
-    }
-    const absl::Status named = CheckCgroup(request->cgroup());
-    if (!named.ok()) return ToGrpc(named);
-    const bool gpu = request->pool_case() == Pool::kGpu;
-    const PoolId pool = {gpu ? PoolKind::kGpu : PoolKind::kHost,
-                         gpu ? request->gpu() : request->numa()};
-    if (request->bytes() >= uint64_t{1} << 60) {
-      return ToGrpc(absl::InvalidArgumentError(
-          fmt::format("bytes is {}, the limit is 2^60", request->bytes())));
-    }
-    return ToGrpc(administration
-                      ->Apply(ReservationChange{
-                          pool, Principal{request->uid(), request->cgroup()},
-                          Bytes(static_cast<int64_t>(request->bytes())),
-                          request->by().substr(0, kLongestName)})
-                      .status());
+    return Apply(From(*request), [](const auto&) {});
   }
 
   grpc::Status Drain(Context*, const admin::DrainRequest* request,
                      admin::DrainReply* reply) override {
-    const auto drained = administration->Apply(DrainChange{
-        daemon::Drain{.who = request->by().substr(0, kLongestName),
-                      .reason = request->reason().substr(0, kLongestText),
-                      .at = {}}});
-    if (!drained.ok()) return ToGrpc(drained.status());
-    reply->set_ranks(static_cast<uint32_t>(drained->ranks));
-    return grpc::Status::OK;
+    const DrainChange drain{daemon::Drain{
+        By(*request), request->reason().substr(0, kLongestText), {}}};
+    return Apply(drain, [&](const auto& drained) {
+      reply->set_ranks(static_cast<uint32_t>(drained.ranks));
+    });
   }
 
   grpc::Status Undrain(Context*, const admin::UndrainRequest*,
                        admin::UndrainReply*) override {
-    return ToGrpc(administration->Apply(DrainChange{}).status());
+    return Apply(DrainChange{}, [](const auto&) {});
   }
 
   grpc::Status KeepLinks(Context*, const admin::KeepLinksRequest* request,
                          admin::KeepLinksReply* reply) override {
     MeasuredLinks measured;
-    measured.by.who = request->by().substr(0, kLongestName);
+    measured.by.who = By(*request);
     for (const auto& link : request->links()) {
       measured.links[link.name()] = {link.h2d_bytes_per_second(),
                                      link.d2h_bytes_per_second(),
                                      link.both_bytes_per_second()};
     }
-    const auto kept = administration->Apply(LinksChange{std::move(measured)});
-    if (!kept.ok()) return ToGrpc(kept.status());
-    reply->set_holds(!kept->links_wait);
-    return grpc::Status::OK;
+    return Apply(LinksChange{std::move(measured)},
+                 [&](const auto& kept) { reply->set_holds(!kept.links_wait); });
   }
 
   grpc::Status ForgetLinks(Context*, const admin::ForgetLinksRequest*,
                            admin::ForgetLinksReply* reply) override {
-    const auto forgotten = administration->Apply(LinksChange{});
-    if (!forgotten.ok()) return ToGrpc(forgotten.status());
-    reply->set_holds(!forgotten->links_wait);
-    return grpc::Status::OK;
+    return Apply(LinksChange{},
+                 [&](const auto& left) { reply->set_holds(!left.links_wait); });
   }
 
   grpc::Status Evict(Context*, const admin::EvictRequest* request,
                      admin::EvictReply* reply) override {
     const absl::Status named = wire::CheckJob(request->job());
     if (!named.ok()) return ToGrpc(named);
-    const auto evicted = administration->Evict(
-        request->job(),
-        request->has_uid() ? std::optional<uint32_t>(request->uid())
-                           : std::nullopt,
-        request->kill(),
-        request->reason().empty() ? "evicted by an administrator"
-                                  : request->reason().substr(0, kLongestText));
-    if (!evicted.ok()) return ToGrpc(evicted.status());
-    reply->set_sessions(static_cast<uint32_t>(evicted->sessions));
-    reply->set_processes(static_cast<uint32_t>(evicted->processes));
-    return grpc::Status::OK;
+    std::optional<uint32_t> uid;
+    if (request->has_uid()) uid = request->uid();
+    const std::string reason = request->reason().empty()
+                                   ? "evicted by an administrator"
+                                   : request->reason().substr(0, kLongestText);
+    return Answer(
+        administration->Evict(request->job(), uid, request->kill(), reason),
+        [&](const Core::Evicted& evicted) {
+          reply->set_sessions(static_cast<uint32_t>(evicted.sessions));
+          reply->set_processes(static_cast<uint32_t>(evicted.processes));
+        });
+  }
+
+  // Applies a change, if it is valid, and fills the reply.
+  grpc::Status Apply(const absl::StatusOr<PolicyChange>& change, auto fill) {
+    if (!change.ok()) return ToGrpc(change.status());
+    return Answer(administration->Apply(*change), fill);
   }
 
   Administration* const administration;
@@ -226,7 +228,8 @@ absl::StatusOr<std::unique_ptr<AdminSocket>> AdminSocket::Serve(
       LogLevel::kError,
       fmt::format("{}: sessions are served, and it is tried again every {}",
                   std::string(served.message()), FormatSpan(kRetry)));
-  socket->thread_ = std::thread([raw = socket.get()] { raw->TryAgain(); });
+  socket->thread_ = std::make_unique<TaskThread>("admin");
+  socket->TryLater();
   return socket;
 }
 
@@ -246,8 +249,7 @@ absl::Status AdminSocket::TryServe() {
   builder.SetSyncServerOption(grpc::ServerBuilder::MAX_POLLERS, 2);
   builder.AddListeningPort("unix:" + fresh, grpc::InsecureServerCredentials());
   builder.RegisterService(service_.get());
-  // gRPC makes the socket. With this mask, other users have no access from the
-  // first moment on.
+  // gRPC makes the socket; with this mask other users never have access.
   const mode_t before = umask(0117);
   auto server = builder.BuildAndStart();
   umask(before);
@@ -262,30 +264,15 @@ absl::Status AdminSocket::TryServe() {
   return absl::OkStatus();
 }
 
-void AdminSocket::TryAgain() {
-  for (;;) {
-    {
-      const MutexLock lock(mutex_);
-      const auto next = CondVar::Deadline(kRetry);
-      while (!stopping_ && changed_.WaitUntil(mutex_, next)) {
-      }
-      if (stopping_) return;
-    }
-    if (!TryServe().ok()) continue;
+void AdminSocket::TryLater() {
+  thread_->RunAfter(kRetry, [this] {
+    if (!TryServe().ok()) return TryLater();
     WriteLog(LogLevel::kInfo, "administrators are served on " + path_);
-    return;
-  }
+  });
 }
 
 AdminSocket::~AdminSocket() {
-  if (thread_.joinable()) {
-    {
-      const MutexLock lock(mutex_);
-      stopping_ = true;
-    }
-    changed_.NotifyAll();
-    thread_.join();
-  }
+  if (thread_ != nullptr) thread_->Finish(absl::InfiniteDuration());
   if (server_ == nullptr) return;
   server_->Shutdown(std::chrono::system_clock::now() +
                     std::chrono::milliseconds(200));

@@ -9,11 +9,10 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 #include "absl/status/statusor.h"
 #include "daemon/service/admin/administration.h"
-#include "proto/base/mutex.h"
+#include "daemon/service/threads/task_thread.h"
 
 namespace sluice::daemon {
 
@@ -22,8 +21,7 @@ namespace sluice::daemon {
 // even without this socket.
 enum class NoAdminSocket { kRefuses, kIsTriedAgain };
 
-// Serves a gRPC service on a few threads. The socket's mode decides which users
-// are administrators.
+// Serves gRPC on a few threads, to users that its socket's mode allows.
 class AdminSocket {
  public:
   static constexpr absl::Duration kRetry = absl::Seconds(5);
@@ -41,21 +39,17 @@ class AdminSocket {
  private:
   AdminSocket(std::string path, std::unique_ptr<grpc::Service> service);
   absl::Status TryServe();
-  void TryAgain();
+  void TryLater();
 
   const std::string path_;
   const std::unique_ptr<grpc::Service> service_;
   std::unique_ptr<grpc::Server> server_;  // used by the thread, if there is one
-  Mutex mutex_;
-  CondVar changed_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::unique_ptr<TaskThread> thread_;    // null: the first try succeeded
 };
 
 grpc::Status ToGrpc(const absl::Status& status);
 
-// Serves it on the unix socket `path`. `administration` and what `render` needs
-// must outlive the result.
+// `administration` and what `render` needs must outlive the result.
 absl::StatusOr<std::unique_ptr<AdminSocket>> ServeAdministrators(
     const std::string& path, Administration* administration,
     std::function<std::string(const Snapshot&)> render, NoAdminSocket none);

@@ -16,17 +16,15 @@ namespace {
 
 constexpr absl::Duration kCallTimeout = absl::Seconds(1);
 
-absl::Status NoAnswer() {
+absl::Status NoAnswerUnless(bool answered) {
+  if (answered) return absl::OkStatus();
   return absl::UnavailableError("sluiced does not answer: it is stopping");
 }
 
 }  // namespace
 
 absl::Status Administration::OnLoop(std::function<void()> task) {
-  if (options_.loop->Call(std::move(task), kCallTimeout)) {
-    return absl::OkStatus();
-  }
-  return NoAnswer();
+  return NoAnswerUnless(options_.loop->Call(std::move(task), kCallTimeout));
 }
 
 absl::StatusOr<Snapshot> Administration::Read() {
@@ -37,28 +35,20 @@ absl::StatusOr<Snapshot> Administration::Read() {
             {}, [read, token](const auto& answer) { *read = answer->data; });
       },
       kCallTimeout);
-  if (!over || *read == nullptr) return NoAnswer();
+  SLUICE_RETURN_IF_ERROR(NoAnswerUnless(over && *read != nullptr));
   return **read;
 }
 
 // Writes the rows of a copy of the core, because only Handover may take the
 // changes of the core itself.
 absl::StatusOr<std::string> Administration::ReadRows() {
-  struct Copied {
-    CoreState state;
-    NodeConfig node;
-  };
-  const auto copied = std::make_shared<Copied>();
+  const auto copied = std::make_shared<std::pair<CoreState, NodeConfig>>();
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     *copied = {core_.Save(), core_.config()};
   }));
-  Core core(copied->node, now());
-  core.Load(std::move(copied->state));
+  Core core(copied->second, now());
+  core.Load(std::move(copied->first));
   return CoreRows().Everything(core);
-}
-
-absl::Status Administration::Answers() {
-  return OnLoop([] {});
 }
 
 absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
@@ -71,14 +61,13 @@ absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
   const auto attempt = std::make_shared<Attempt>();
   const auto apply = [this, change]() -> absl::StatusOr<Applied> {
     SLUICE_ASSIGN_OR_RETURN(Effects effects, core_.Apply(change, now()));
-    Applied applied;
+    Applied applied{.ranks = core_.sessions().ranks(),
+                    .links_wait = core_.live_policy().measured_waits()};
     if (const auto* budget = std::get_if<BudgetChange>(&change)) {
       SLUICE_ASSIGN_OR_RETURN(applied.limits,
                               core_.ledger().budgets().Get(budget->target));
     }
-    applied.ranks = core_.sessions().ranks();
-    applied.links_wait = core_.live_policy().measured_waits();
-    Execute(std::move(effects));
+    options_.execute(std::move(effects));
     return applied;
   };
   const bool ran = options_.loop->Call(
@@ -86,7 +75,7 @@ absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
         if (!attempt->taken.exchange(true)) attempt->result.set_value(apply());
       },
       kCallTimeout);
-  if (!ran && !attempt->taken.exchange(true)) return NoAnswer();
+  SLUICE_RETURN_IF_ERROR(NoAnswerUnless(ran || attempt->taken.exchange(true)));
   return attempt->result.get_future().get();
 }
 
@@ -115,8 +104,7 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     *after = core_.live_policy().With(change, now());
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
-  // DataLoss: the policy is written, but its folder could not be synced. The
-  // policy is applied, and this status returned.
+  // DataLoss: written, but the folder is not synced. It is applied too.
   const auto write = [this](const Policy& policy) {
     return options_.write_policy ? options_.write_policy(policy)
                                  : absl::OkStatus();
@@ -130,8 +118,7 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     if (written.ok()) return applied;
     return Annotate(written, "it is in force");
   }
-  // Applying failed: memory use grew while the policy was written, or the loop
-  // ended. Restores the file.
+  // Memory use grew while the policy was written, or the loop ended.
   const absl::Status back = write(*before);
   if (back.ok() || absl::IsDataLoss(back)) return applied;
   return Annotate(back, fmt::format("it is not in force ({}), but is written "
@@ -147,7 +134,7 @@ absl::StatusOr<Core::Evicted> Administration::Evict(const std::string& job,
   SLUICE_RETURN_IF_ERROR(OnLoop([=, this] {
     options_.see_copies();
     *done = core_.Evict(job, uid, kill, reason, now());
-    Execute(std::exchange(done->effects, {}));
+    options_.execute(std::exchange(done->effects, {}));
   }));
   if (done->sessions == 0 && done->processes == 0) {
     return absl::NotFoundError(fmt::format(

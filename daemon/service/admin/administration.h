@@ -1,9 +1,8 @@
 // The operations on a daemon for administrators, metrics and status pages.
 //
-// Callers have their own threads. Each call is one or two tasks on the loop's
-// thread, which owns policy. A change is written to the file before it takes
-// effect, on the administrator's thread, so that the loop never waits for a
-// disk.
+// Each call is one or two tasks on the loop's thread, which owns policy. The
+// caller's thread writes a change to the file before it takes effect, so that
+// the loop never waits for a disk.
 //
 // Unavailable: the loop has ended, or does not answer within a second. After an
 // error of a setter nothing has changed, except after DataLoss (the change is
@@ -35,23 +34,21 @@ class Administration {
     Core* core = nullptr;  // used on the loop's thread only
     Snapshots* snapshots = nullptr;
     CgroupCut cgroups;  // the cgroups that count as separate users
-    // Writes the policy to a file; one call at a time. DataLoss: it was
-    // written, but a power cut may undo that. Null: what administrators set is
-    // lost when the daemon ends.
+    // One call at a time. DataLoss: the policy was written, but a power cut may
+    // undo that. Null: what administrators set is lost when the daemon ends.
     std::function<absl::Status(const Policy&)> write_policy;
-    // Both run on the loop's thread. `execute` executes effects and writes the
-    // log. The other counts what ranks have copied, before their sessions are
-    // ended.
+    // Both run on the loop's thread.
     std::function<void(Effects)> execute;
-    std::function<void()> see_copies;
+    std::function<void()> see_copies;  // called before sessions are ended
   };
   explicit Administration(Options options) : options_(std::move(options)) {}
 
   absl::StatusOr<Snapshot> Read();
-  // Returns the state that would be saved for the next daemon, as rows
-  // (CoreRows).
+  // Returns the state that would be saved for the next daemon (CoreRows).
   absl::StatusOr<std::string> ReadRows();
-  absl::Status Answers();
+  absl::Status Answers() {
+    return OnLoop([] {});
+  }
 
   struct Applied {
     Limits limits;            // of a BudgetChange's target
@@ -60,20 +57,17 @@ class Administration {
   };
   // Applies a change; errors as Core::Apply.
   absl::StatusOr<Applied> Apply(const PolicyChange& change);
-  // Ends the sessions of a job. NotFound: no session was ended and no process
-  // killed.
+  // NotFound: no session of the job was ended and no process killed.
   absl::StatusOr<Core::Evicted> Evict(const std::string& job,
                                       std::optional<uint32_t> uid, bool kill,
                                       const std::string& reason);
 
  private:
   absl::Status OnLoop(std::function<void()> task);
-  // Applies the change on the loop. Unavailable: it was not applied, and will
-  // not be.
+  // Unavailable: it was not applied, and will not be.
   absl::StatusOr<Applied> ApplyOnLoop(const PolicyChange& change);
   // InvalidArgument: the change names a cgroup that is not a principal.
   absl::Status CheckCgroup(const PolicyChange& change) const;
-  void Execute(Effects effects) { options_.execute(std::move(effects)); }
   absl::Time now() const { return options_.loop->now(); }
 
   const Options options_;

@@ -6,19 +6,6 @@
 #include "proto/wire.h"
 
 namespace sluice::daemon {
-namespace {
-
-absl::Status Pack(std::string text, Snapshots::Answer& answer) {
-  if (text.size() <= Snapshots::kMaxInline) {
-    answer.text = std::move(text);
-    return absl::OkStatus();
-  }
-  SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, wire::ToMemfd("sluice snapshot", text));
-  answer.memfd = std::make_shared<const UniqueFd>(std::move(fd));
-  return absl::OkStatus();
-}
-
-}  // namespace
 
 Snapshots::Snapshots(Loop* loop, const Clock* clock, Take take, Render render)
     : loop_(loop),
@@ -27,13 +14,22 @@ Snapshots::Snapshots(Loop* loop, const Clock* clock, Take take, Render render)
       render_(std::move(render)),
       render_thread_("render", TaskThread::Priority::kBehindTheLoop) {}
 
+absl::StatusOr<Snapshots::Answer> Snapshots::Rendered(Answer answer) const {
+  answer.text = render_(*answer.data);
+  if (answer.text.size() > kMaxInline) {
+    SLUICE_ASSIGN_OR_RETURN(
+        answer.memfd, ToShared(wire::ToMemfd("sluice snapshot", answer.text)));
+    answer.text.clear();
+  }
+  return answer;
+}
+
 void Snapshots::Ask(const View& view, Got got) {
   std::vector<Got>& waiting = waiting_[view];
   if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
-  // Taken in the loop's next turn, so that further queries of this turn share
-  // it.
+  // In the loop's next turn, so that further queries of this turn share it.
   posted_ = true;
   loop_->Post([this] {
     posted_ = false;
@@ -45,16 +41,13 @@ absl::Time Snapshots::deadline() const {
   return queue_.empty() || posted_ ? absl::InfiniteFuture() : next_at_;
 }
 
-void Snapshots::Expire() {
-  if (!queue_.empty() && clock_->Now() >= next_at_) TakeNext();
-}
-
 void Snapshots::Clear() {
   queue_.Remove([](const View&) { return true; });
   waiting_.clear();
 }
 
-void Snapshots::TakeNext() {
+void Snapshots::Expire() {
+  if (queue_.empty() || clock_->Now() < next_at_) return;
   const View view = queue_.Pop()->second;
   const auto gots = std::make_shared<std::vector<Got>>(
       std::move(waiting_.extract(view).mapped()));
@@ -68,12 +61,9 @@ void Snapshots::TakeNext() {
     for (const Got& got : *gots) got(answer);
     return;
   }
-  render_thread_.Run([this, gots, answer]() mutable {
-    absl::StatusOr<Answer> rendered = answer;
-    const absl::Status packed = Pack(render_(*answer.data), *rendered);
-    if (!packed.ok()) rendered = packed;
+  render_thread_.Run([this, gots, answer] {
     const auto shared =
-        std::make_shared<const absl::StatusOr<Answer>>(std::move(rendered));
+        std::make_shared<const absl::StatusOr<Answer>>(Rendered(answer));
     loop_->Post([this, gots, shared] { Deliver(gots, 0, shared); });
   });
 }

@@ -1,11 +1,10 @@
 // Snapshots of the node's state, at a bounded cost to the loop.
 //
 // A snapshot is taken on the loop's thread and rendered on another. All queries
-// for the same view that came before it is taken share it (a long one is sent
-// as one sealed memfd), so an answer is never older than its question.
-// Snapshots take at most the fraction kShare of the loop's time: after one that
-// took t, the next waits for 9 t. Users share this time fairly
-// (quota/fair_queue.h). Answers are sent for kDelivery at a time.
+// for the same view that came before it share it (a long one is sent as one
+// sealed memfd), so an answer is never older than its question. Snapshots take
+// at most the fraction kShare of the loop's time: after one that took t, the
+// next waits for 9 t. Users share this time fairly (quota/fair_queue.h).
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -46,15 +45,14 @@ class Snapshots {
   };
   struct Answer {
     std::shared_ptr<const Snapshot> data;
-    std::string text;                       // if short
-    std::shared_ptr<const UniqueFd> memfd;  // if long
+    std::string text;  // if short
+    SharedFd memfd;    // if long
   };
   using Got = std::function<void(const absl::StatusOr<Answer>&)>;
   using Take = std::function<Snapshot(const View&)>;
   using Render = std::function<std::string(const Snapshot&)>;
 
-  // `loop` and `clock` must outlive this object; `take` and `got` run on the
-  // loop's thread.
+  // `loop` and `clock` must outlive this; `take` and `got` run on the loop.
   Snapshots(Loop* loop, const Clock* clock, Take take, Render render);
 
   void Ask(const View& view, Got got);
@@ -67,7 +65,8 @@ class Snapshots {
   }
 
  private:
-  void TakeNext();
+  // Runs on the render thread.
+  absl::StatusOr<Answer> Rendered(Answer answer) const;
   void Deliver(const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
                const std::shared_ptr<const absl::StatusOr<Answer>>& answer);
 

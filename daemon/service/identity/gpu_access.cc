@@ -14,8 +14,7 @@ namespace sluice::daemon {
 
 absl::StatusOr<GpuAccess::Identity> GpuAccess::IdentityOf(int fd) {
   struct statx info;
-  // AT_STATX_DONT_SYNC returns cached attributes, so a file system with a
-  // server that does not answer cannot block the call.
+  // Cached attributes: a file system that does not answer cannot block this.
   if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
             &info) != 0) {
     return ErrnoStatus(errno, "look at a GPU's device node");
@@ -62,17 +61,16 @@ GpuAccess::Gpus GpuAccess::Shown(std::span<const UniqueFd> shown) const {
 absl::Status GpuAccess::May(const Gpus& shown, uint64_t gpu) const {
   // A GPU that does not exist is allowed here and refused where it is used.
   if (gpu >= nodes_.size() || shown.contains(gpu)) return absl::OkStatus();
-  if (nodes_[gpu].empty()) {
-    return absl::PermissionDeniedError(fmt::format(
-        "GPU {} is for nobody: sluiced does not know its device node; set "
-        "access = \"any\" in [gpus]",
-        gpu));
-  }
-  return absl::PermissionDeniedError(fmt::format(
-      "GPU {} is not this process's to use: its Hello showed no descriptor of "
-      "{}, opened for reading and writing; be given permission to open that, "
-      "or set access = \"any\" in [gpus]",
-      gpu, nodes_[gpu]));
+  return absl::PermissionDeniedError(
+      nodes_[gpu].empty()
+          ? fmt::format("GPU {} is for nobody: sluiced does not know its "
+                        "device node; set access = \"any\" in [gpus]",
+                        gpu)
+          : fmt::format("GPU {} is not this process's to use: its Hello showed "
+                        "no descriptor of {}, opened for reading and writing; "
+                        "be given permission to open that, or set access = "
+                        "\"any\" in [gpus]",
+                        gpu, nodes_[gpu]));
 }
 
 }  // namespace sluice::daemon

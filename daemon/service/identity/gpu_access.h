@@ -45,7 +45,7 @@ class GpuAccess {
   static absl::StatusOr<Identity> IdentityOf(int fd);
 
   std::vector<std::string> nodes_;
-  std::vector<Identity> identities_;
+  std::vector<Identity> identities_;  // of `nodes_`
 };
 
 }  // namespace sluice::daemon

@@ -12,9 +12,11 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <fstream>
 #include <sstream>
+#include <vector>
 
+#include "absl/strings/str_split.h"
+#include "proto/base/file_text.h"
 #include "proto/base/pidfd.h"
 #include "proto/base/shortage.h"
 #include "proto/base/status.h"
@@ -22,8 +24,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Missing in Debian 12's headers: SO_PEERPIDFD (Linux 6.5), PIDFD_GET_INFO
-// (6.15).
+// Missing in Debian 12's headers (Linux 6.5 and 6.15).
 constexpr int kSoPeerPidfd = 77;
 constexpr uint64_t kPidfdInfoExit = 1 << 3;
 struct PidfdInfo {
@@ -49,27 +50,14 @@ absl::Status NoDescriptors() {
                  "try again, or raise its LimitNOFILE");
 }
 
-// Returns the file's text, empty if there is no such file. Error: the process
-// has no descriptor left to open it.
-absl::StatusOr<std::string> ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  if (!file.is_open() && OutOfDescriptors(errno)) return NoDescriptors();
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
-}
-
 absl::StatusOr<ProcStat> ReadStat(int pid) {
-  SLUICE_ASSIGN_OR_RETURN(const std::string text,
-                          ReadFile(fmt::format("/proc/{}/stat", pid)));
-  // The second field is the name in parentheses; it may contain any characters.
-  const size_t name_end = text.rfind(')');
-  if (name_end == std::string::npos) {
+  errno = 0;
+  std::istringstream fields = ProcessStat(std::to_string(pid));
+  if (OutOfDescriptors(errno)) return NoDescriptors();
+  ProcStat stat;
+  if (!(fields >> stat.state)) {
     return absl::NotFoundError(fmt::format("process {} is gone", pid));
   }
-  std::istringstream fields(text.substr(name_end + 1));
-  ProcStat stat;
-  fields >> stat.state;
   std::string skipped;
   for (int field = 4; field < 22; ++field) fields >> skipped;
   fields >> stat.start_ticks;
@@ -78,8 +66,7 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
-// Returns the error for a process that /proc does not show; `why` is the
-// reason.
+// The error for a process that /proc does not show, as `why` says.
 absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
   if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
@@ -98,7 +85,15 @@ Exit FromWaitStatus(int status) {
   return {Exit::Kind::kStatus, WEXITSTATUS(status)};
 }
 
-absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
+absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid, bool use_peerpidfd) {
+  int peer = -1;
+  socklen_t size = sizeof(peer);
+  if (use_peerpidfd) {
+    if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &peer, &size) == 0) {
+      return UniqueFd(peer);
+    }
+    if (OutOfDescriptors(errno)) return NoDescriptors();
+  }
   const auto before = ReadStat(pid);
   if (!before.ok()) return Gone(pid, before.status());
   UniqueFd pidfd = PidfdOf(pid);
@@ -114,18 +109,6 @@ absl::StatusOr<UniqueFd> OpenPidfd(int socket, int pid) {
     return Gone(pid);
   }
   return pidfd;
-}
-
-absl::StatusOr<UniqueFd> PidfdOf(int socket, int pid, bool use_peerpidfd) {
-  int pidfd = -1;
-  socklen_t size = sizeof(pidfd);
-  if (use_peerpidfd) {
-    if (getsockopt(socket, SOL_SOCKET, kSoPeerPidfd, &pidfd, &size) == 0) {
-      return UniqueFd(pidfd);
-    }
-    if (OutOfDescriptors(errno)) return NoDescriptors();
-  }
-  return OpenPidfd(socket, pid);
 }
 
 bool SameFile(int a, int b) {
@@ -161,17 +144,15 @@ absl::Status Unmapped(const char* what) {
 
 }  // namespace
 
-std::string CgroupFrom(std::string_view text) {
-  std::istringstream lines{std::string(text)};
+std::string CgroupFrom(const std::string& text) {
   std::string unified = "/", memory;
-  for (std::string line; std::getline(lines, line);) {
+  for (const auto line : absl::StrSplit(text, '\n')) {
     // Format: "hierarchy:controllers:path".
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == std::string::npos || second == std::string::npos) continue;
-    const std::string controllers = line.substr(first + 1, second - first - 1);
-    if (controllers.empty()) unified = line.substr(second + 1);
-    if (controllers == "memory") memory = line.substr(second + 1);
+    const std::vector<std::string> parts =
+        absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() < 3) continue;
+    if (parts[1].empty()) unified = parts[2];
+    if (parts[1] == "memory") memory = parts[2];
   }
   return unified == "/" && !memory.empty() ? memory : unified;
 }
@@ -190,15 +171,15 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
   }
   Identity identity;
   SLUICE_ASSIGN_OR_RETURN(identity.pidfd,
-                          PidfdOf(socket, credentials.pid, use_peerpidfd));
+                          OpenPidfd(socket, credentials.pid, use_peerpidfd));
   const auto stat = ReadStat(credentials.pid);
-  SLUICE_ASSIGN_OR_RETURN(
-      const std::string cgroup,
-      ReadFile(fmt::format("/proc/{}/cgroup", credentials.pid)));
+  errno = 0;
+  const std::string cgroup =
+      TextOf(fmt::format("/proc/{}/cgroup", credentials.pid));
+  if (OutOfDescriptors(errno)) return NoDescriptors();
   SLUICE_ASSIGN_OR_RETURN(const uint32_t uid,
                           AnswersFor(credentials.pid, credentials.uid));
-  // All of this was read while the pidfd was open. If the pidfd's process still
-  // runs, the data is of that process.
+  // If the pidfd's process still runs, all that was read is of that process.
   pollfd ended = {.fd = identity.pidfd.get(), .events = POLLIN, .revents = 0};
   if (!stat.ok()) return Gone(credentials.pid, stat.status());
   if (poll(&ended, 1, 0) != 0) return Gone(credentials.pid);
@@ -209,9 +190,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
 }
 
 Exit ReadExit(int pidfd, const Peer& peer) {
-  // /proc has the status of a zombie; when the zombie is reaped, the pidfd has
-  // it. The parent may reap it between the two reads, so the pidfd is read
-  // last.
+  // /proc has a zombie's status. Once it is reaped, perhaps between the reads,
+  // the pidfd has it, which is therefore read last.
   const auto stat = ReadStat(peer.pid);
   if (stat.ok() && stat->state == 'Z' &&
       stat->start_ticks == peer.start_ticks) {

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <string>
-#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "daemon/core/node/types.h"
@@ -47,6 +46,6 @@ Exit ReadExit(int pidfd, const Peer& peer);
 // Returns the cgroup that identifies a principal, from the text of
 // /proc/PID/cgroup: the path in the unified hierarchy, or, if there are only
 // the old hierarchies, the path of the memory controller.
-std::string CgroupFrom(std::string_view text);
+std::string CgroupFrom(const std::string& text);
 
 }  // namespace sluice::daemon

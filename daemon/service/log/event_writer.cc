@@ -23,14 +23,6 @@ LogLevel LevelOf(EventKind kind) {
   }
 }
 
-// Returns whether the daemon itself caused the event. Such events are not
-// limited.
-bool IsDaemonsOwn(const LoggedEvent& event, uint32_t own_uid) {
-  const bool nobodys = event.principal == Principal{} ||
-                       event.principal == Principal{own_uid, ""};
-  return event.cause.session == SessionId() && nobodys;
-}
-
 constexpr absl::Duration kTidyEvery = absl::Seconds(60);
 
 }  // namespace
@@ -41,10 +33,9 @@ void EventWriter::WriteNew(const EventLog& log, absl::Time now) {
   const auto is_written = [this](const LoggedEvent& event) {
     return event.number <= written_;
   };
-  const auto newest =
-      std::find_if(log.events().rbegin(), log.events().rend(), is_written);
-  const auto kept =
-      static_cast<uint64_t>(std::distance(log.events().rbegin(), newest));
+  const auto& events = log.events();
+  auto next = std::find_if(events.rbegin(), events.rend(), is_written).base();
+  const auto kept = static_cast<uint64_t>(std::distance(next, events.end()));
   written_ = log.last();
   if (unwritten > kept) {
     WriteLog(LogLevel::kWarning,
@@ -52,16 +43,16 @@ void EventWriter::WriteNew(const EventLog& log, absl::Time now) {
                          "once, and the first of them are lost",
                          unwritten - kept, kept));
   }
-  for (auto each = newest.base(); each != log.events().end(); ++each) {
-    Write(*each, now);
-  }
+  for (; next != events.end(); ++next) Write(*next, now);
 }
 
 void EventWriter::Write(const LoggedEvent& event, absl::Time now) {
   const std::string text = fmt::format("{}: {}", Name(event.kind), event.text);
   LogFields fields{.event = std::string(Name(event.kind)),
                    .request = event.cause.Text()};
-  if (IsDaemonsOwn(event, own_uid_)) {
+  if (event.cause.session == SessionId() &&
+      (event.principal == Principal{} ||
+       event.principal == Principal{own_uid_, ""})) {
     return WriteLog(LevelOf(event.kind), text, fields);
   }
   fields.uid = event.principal.uid;
@@ -75,25 +66,21 @@ void EventWriter::WriteLimited(int64_t uid, absl::Time now, LogLevel level,
   const auto suppressed = limiter_.Admit(uid, now);
   if (!suppressed) return CountSuppressed(1);
   if (*suppressed > 0) {
-    WriteLog(
-        LogLevel::kWarning,
-        fmt::format("{} lines of {} were left out: at most {:g} a second "
-                    "are written",
-                    *suppressed,
-                    uid == LogLimiter::kUnknown ? "unidentified peers"
-                                                : fmt::format("user {}", uid),
-                    LogLimiter::kPerSecond));
+    const std::string whose = uid == LogLimiter::kUnknown
+                                  ? "unidentified peers"
+                                  : fmt::format("user {}", uid);
+    WriteLog(LogLevel::kWarning,
+             fmt::format("{} lines of {} were left out: at most {:g} a second "
+                         "are written",
+                         *suppressed, whose, LogLimiter::kPerSecond));
   }
   WriteLog(level, text, fields);
 }
 
 std::optional<uint64_t> LogLimiter::Admit(int64_t uid, absl::Time now) {
   Tidy(now);
-  const auto [found, is_new] = users_.try_emplace(uid);
-  User& user = found->second;
-  if (is_new) user.at = now;
-  user.left = std::min(
-      kBurst, user.left + kPerSecond * absl::ToDoubleSeconds(now - user.at));
+  User& user = users_.try_emplace(uid, User{.at = now}).first->second;
+  user.left = user.LeftAt(now);
   user.at = now;
   if (user.left < 1) {
     ++user.suppressed;
@@ -107,9 +94,7 @@ void LogLimiter::Tidy(absl::Time now) {
   if (now < tidied_at_ + kTidyEvery) return;
   tidied_at_ = now;
   std::erase_if(users_, [&](const auto& entry) {
-    const User& user = entry.second;
-    const double since = absl::ToDoubleSeconds(now - user.at);
-    return user.suppressed == 0 && user.left + kPerSecond * since >= kBurst;
+    return entry.second.suppressed == 0 && entry.second.LeftAt(now) >= kBurst;
   });
 }
 

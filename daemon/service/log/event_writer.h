@@ -3,6 +3,7 @@
 // Thread safety: none needed; one thread (the loop's).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -26,8 +27,8 @@ class LogLimiter {
   // The user of all peers that could not be identified.
   static constexpr int64_t kUnknown = -1;
 
-  // Returns whether a line of `uid` may be written. If so, it is the number of
-  // lines omitted since the last written one; if not, nullopt.
+  // Nullopt: no line of `uid` may be written. Else the number of lines omitted
+  // since the last written one.
   std::optional<uint64_t> Admit(int64_t uid, absl::Time now);
   size_t users() const { return users_.size(); }
 
@@ -38,6 +39,10 @@ class LogLimiter {
     double left = kBurst;
     absl::Time at;
     uint64_t suppressed = 0;
+    double LeftAt(absl::Time now) const {
+      const double since = absl::ToDoubleSeconds(now - at);
+      return std::min(kBurst, left + kPerSecond * since);
+    }
   };
   std::map<int64_t, User> users_;
   absl::Time tidied_at_ = absl::InfinitePast();
@@ -47,15 +52,13 @@ class LogLimiter {
 // as LogLimiter admits them.
 class EventWriter {
  public:
-  // `own_uid`: the daemon's user. Its events without a session are the daemon's
-  // own.
+  // Events of `own_uid` without a session are the daemon's own.
   explicit EventWriter(uint32_t own_uid) : own_uid_(own_uid) {}
 
-  // Writes the events since the last call. If some of them are no longer kept,
-  // a line says how many.
+  // Writes the events since the last call, and how many are no longer kept.
   void WriteNew(const EventLog& log, absl::Time now);
-  // Writes a line that user `uid` caused, unless the user's limit is reached
-  // (LogLimiter::kUnknown: a peer that could not be identified).
+  // Writes a line that user `uid` (or LogLimiter::kUnknown) caused, unless the
+  // user's limit is reached.
   void WriteLimited(int64_t uid, absl::Time now, LogLevel level,
                     const std::string& text, const LogFields& fields = {});
 

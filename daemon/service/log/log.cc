@@ -29,42 +29,35 @@ std::atomic<uint64_t> dropped_lines{0}, suppressed_lines{0};
 constexpr const char* kNames[] = {"error", "warning", "info", "debug"};
 constexpr int kPriorities[] = {3, 4, 6, 7};
 
-std::string LineOf(LogLevel level, std::string_view text,
-                   const LogFields& fields) {
-  return fmt::format("{} {} {}{}\n",
-                     absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
-                                      absl::UTCTimeZone()),
-                     kNames[static_cast<int>(level)], text,
-                     fields.request.empty() ? "" : " (" + fields.request + ")");
-}
-
-std::string JournalEntryOf(LogLevel level, std::string_view text,
-                           const LogFields& fields) {
-  JournalSocket::Fields all = {
-      {"MESSAGE", std::string(text)},
-      {"PRIORITY", std::to_string(kPriorities[static_cast<int>(level)])},
-      {"SYSLOG_IDENTIFIER", "sluiced"}};
-  if (!fields.event.empty()) all.emplace_back("SLUICE_EVENT", fields.event);
-  if (!fields.request.empty()) {
-    all.emplace_back("SLUICE_REQUEST", fields.request);
-  }
-  if (fields.uid) all.emplace_back("SLUICE_UID", std::to_string(*fields.uid));
-  return JournalSocket::Encode(all);
-}
-
 // Null: lines go to stderr. Never deleted: threads may log until the end.
 std::atomic<const JournalSocket*> journal{nullptr};
 
 struct Entry {
   std::string line;
-  std::string for_journal;  // empty: no journal is in use
+  std::string for_journal = "";  // empty: no journal is in use
   size_t size() const { return line.size() + for_journal.size(); }
 };
 
 Entry EntryOf(LogLevel level, std::string_view text,
               const LogFields& fields = {}) {
-  return {LineOf(level, text, fields),
-          journal.load() != nullptr ? JournalEntryOf(level, text, fields) : ""};
+  const auto index = static_cast<size_t>(level);
+  Entry entry{
+      fmt::format("{} {} {}{}\n",
+                  absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(),
+                                   absl::UTCTimeZone()),
+                  kNames[index], text,
+                  fields.request.empty() ? "" : " (" + fields.request + ")")};
+  if (journal.load() == nullptr) return entry;
+  JournalSocket::Fields all = {{"MESSAGE", std::string(text)},
+                               {"PRIORITY", std::to_string(kPriorities[index])},
+                               {"SYSLOG_IDENTIFIER", "sluiced"}};
+  if (!fields.event.empty()) all.emplace_back("SLUICE_EVENT", fields.event);
+  if (!fields.request.empty()) {
+    all.emplace_back("SLUICE_REQUEST", fields.request);
+  }
+  if (fields.uid) all.emplace_back("SLUICE_UID", std::to_string(*fields.uid));
+  entry.for_journal = JournalSocket::Encode(all);
+  return entry;
 }
 
 void Write(const Entry& entry) {
@@ -76,9 +69,7 @@ void Write(const Entry& entry) {
       write(STDERR_FILENO, entry.line.data(), entry.line.size());
 }
 
-}  // namespace
-
-struct LogThread::Shared {
+struct Queue {
   Mutex mutex;
   CondVar changed;
   std::deque<Entry> lines ABSL_GUARDED_BY(mutex);
@@ -88,87 +79,80 @@ struct LogThread::Shared {
   // Read before the thread runs, because lines may be dropped from then on.
   const uint64_t dropped_before = dropped_lines;
 
-  void Put(Entry entry);
-  void Work();
+  void Put(Entry line) {
+    {
+      const MutexLock lock(mutex);
+      if (bytes + line.size() > LogThread::kMostQueued) {
+        ++dropped_lines;
+        return;
+      }
+      bytes += line.size();
+      lines.push_back(std::move(line));
+    }
+    changed.NotifyOne();
+  }
+
+  void Work() {
+    uint64_t told = dropped_before;
+    MutexLock lock(mutex);
+    while (!stopping || !lines.empty()) {
+      if (lines.empty()) {
+        changed.Wait(mutex);
+        continue;
+      }
+      const Entry line = std::move(lines.front());
+      lines.pop_front();
+      lock.Unlock();
+      Write(line);  // blocks while stderr is not read
+      if (const uint64_t now = dropped_lines; now != told) {
+        Write(EntryOf(LogLevel::kWarning,
+                      fmt::format("{} lines were dropped here: nobody read "
+                                  "the log",
+                                  now - told)));
+        told = now;
+      }
+      lock.Lock();
+      bytes -= line.size();
+    }
+    ended = true;
+    changed.NotifyAll();
+  }
 };
 
-namespace {
-
+// The current LogThread's queue, or null. Never deleted, as `journal`.
 struct Current {
   Mutex mutex;
-  std::shared_ptr<LogThread::Shared> thread ABSL_GUARDED_BY(mutex);
-};
+  std::shared_ptr<Queue> queue ABSL_GUARDED_BY(mutex);
 
-Current& TheCurrent() {
-  // Never deleted: threads may log until the end.
-  static auto* const current = new Current;
-  return *current;
-}
+  std::shared_ptr<Queue> Get() {
+    const MutexLock lock(mutex);
+    return queue;
+  }
+  std::shared_ptr<Queue> Exchange(std::shared_ptr<Queue> next) {
+    const MutexLock lock(mutex);
+    return std::exchange(queue, std::move(next));
+  }
+};
+Current& current = *new Current;
 
 }  // namespace
 
-void LogThread::Shared::Put(Entry line) {
-  {
-    const MutexLock lock(mutex);
-    if (bytes + line.size() > kMostQueued) {
-      ++dropped_lines;
-      return;
-    }
-    bytes += line.size();
-    lines.push_back(std::move(line));
-  }
-  changed.NotifyOne();
-}
-
-void LogThread::Shared::Work() {
-  uint64_t told = dropped_before;
-  MutexLock lock(mutex);
-  while (!stopping || !lines.empty()) {
-    if (lines.empty()) {
-      changed.Wait(mutex);
-      continue;
-    }
-    const Entry line = std::move(lines.front());
-    lines.pop_front();
-    lock.Unlock();
-    Write(line);  // blocks while stderr is not read
-    if (const uint64_t now = dropped_lines; now != told) {
-      Write(EntryOf(LogLevel::kWarning,
-                    fmt::format("{} lines were dropped here: nobody read "
-                                "the log",
-                                now - told)));
-      told = now;
-    }
-    lock.Lock();
-    bytes -= line.size();
-  }
-  ended = true;
-  changed.NotifyAll();
-}
-
-LogThread::LogThread() : shared_(std::make_shared<Shared>()) {
-  // Detached, so that a thread that waits for a reader of stderr does not delay
-  // the daemon's end.
-  std::thread thread([shared = shared_] { shared->Work(); });
+LogThread::LogThread() {
+  const auto queue = std::make_shared<Queue>();
+  // Detached: a wait for a reader of stderr must not delay the daemon's end.
+  std::thread thread([queue] { queue->Work(); });
   pthread_setname_np(thread.native_handle(), "log");
   thread.detach();
-  Current& current = TheCurrent();
-  const MutexLock lock(current.mutex);
-  current.thread = shared_;
+  current.Exchange(queue);
 }
 
 LogThread::~LogThread() {
-  {
-    Current& current = TheCurrent();
-    const MutexLock lock(current.mutex);
-    current.thread = nullptr;
-  }
+  const auto queue = current.Exchange(nullptr);
   const auto deadline = CondVar::Deadline(kLogPatience);
-  const MutexLock lock(shared_->mutex);
-  shared_->stopping = true;
-  shared_->changed.NotifyAll();
-  while (!shared_->ended &&
-         shared_->changed.WaitUntil(shared_->mutex, deadline)) {
+  const MutexLock lock(queue->mutex);
+  queue->stopping = true;
+  queue->changed.NotifyAll();
+  while (!queue->ended && queue->changed.WaitUntil(queue->mutex, deadline)) {
   }
 }
 
@@ -181,13 +165,7 @@ bool IsLogged(LogLevel level) {
 void WriteLog(LogLevel level, std::string_view text, const LogFields& fields) {
   if (!IsLogged(level)) return;
   Entry line = EntryOf(level, text, fields);
-  std::shared_ptr<LogThread::Shared> thread;
-  {
-    Current& current = TheCurrent();
-    const MutexLock lock(current.mutex);
-    thread = current.thread;
-  }
-  if (thread) return thread->Put(std::move(line));
+  if (const auto queue = current.Get()) return queue->Put(std::move(line));
   Write(line);
 }
 
@@ -234,13 +212,12 @@ std::string JournalSocket::Encode(const Fields& fields) {
 }
 
 bool JournalSocket::Send(const std::string& entry) const {
-  while (true) {
-    if (sendto(socket_.get(), entry.data(), entry.size(), MSG_NOSIGNAL,
-               reinterpret_cast<const sockaddr*>(&to_), sizeof(to_)) >= 0) {
-      return true;
-    }
-    if (errno != EINTR) return false;
-  }
+  ssize_t sent = 0;
+  do {
+    sent = sendto(socket_.get(), entry.data(), entry.size(), MSG_NOSIGNAL,
+                  reinterpret_cast<const sockaddr*>(&to_), sizeof(to_));
+  } while (sent < 0 && errno == EINTR);
+  return sent >= 0;
 }
 
 }  // namespace sluice::daemon

@@ -3,10 +3,9 @@
 //
 //   journalctl -u sluiced SLUICE_REQUEST=s12.r7
 //
-// The reader of stderr may stop reading, so lines go into a queue, from which
-// the thread of a LogThread writes. Lines beyond kMostQueued are dropped, and
-// the log reports their number as soon as it can. Without a LogThread each line
-// is written at once.
+// The reader of stderr may stop reading, so a LogThread writes lines from a
+// queue. Lines beyond kMostQueued are dropped, and the log reports their number
+// as soon as it can. Without a LogThread each line is written at once.
 //
 // Thread safety: safe.
 #pragma once
@@ -15,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -34,17 +32,14 @@ class JournalSocket {
   static constexpr char kPath[] = "/run/systemd/journal/socket";
   using Fields = std::vector<std::pair<std::string_view, std::string>>;
 
-  // Returns whether journald reads stderr. `stream` is $JOURNAL_STREAM, the
-  // device and inode that journald reads; null if it is not set.
+  // Whether journald reads stderr. `stream`: $JOURNAL_STREAM; null: not set.
   static bool ReadsStderr(const char* stream);
   // Succeeds even if nothing listens on `path`.
   static absl::StatusOr<JournalSocket> Make(const std::string& path = kPath);
 
-  // Encodes an entry. Names are capital letters, digits and underscores; values
-  // are any bytes.
+  // Names are capital letters, digits and underscores; values are any bytes.
   static std::string Encode(const Fields& fields);
-  // Sends an entry; waits while journald is busy. Returns false if it was not
-  // taken.
+  // Waits while journald is busy. Returns false if it was not taken.
   bool Send(const std::string& entry) const;
 
  private:
@@ -67,8 +62,8 @@ struct LogFields {
 void WriteLog(LogLevel level, std::string_view text,
               const LogFields& fields = {});
 
-// Sends lines to `journal` from now on. Lines that it does not accept go to
-// stderr. REQUIRES: called at most once, while there is one thread.
+// Lines go to `journal` from now on, or to stderr if it does not accept them.
+// REQUIRES: called at most once, while there is one thread.
 void UseJournal(JournalSocket journal);
 
 struct LogLosses {
@@ -82,15 +77,11 @@ void CountSuppressed(uint64_t lines);
 class LogThread {
  public:
   static constexpr size_t kMostQueued = 256 << 10;  // bytes
-  struct Shared;
 
   LogThread();
   // Writes the queued lines, for a moment at most.
   ~LogThread();
   LogThread(const LogThread&) = delete;
-
- private:
-  const std::shared_ptr<Shared> shared_;
 };
 
 }  // namespace sluice::daemon

@@ -19,11 +19,9 @@ namespace {
 
 std::optional<uint64_t> NumberIn(const std::string& name, char kind) {
   uint64_t number = 0;
-  if (name.empty() || name[0] != kind ||
-      !absl::SimpleAtoi(name.substr(1), &number)) {
-    return std::nullopt;
-  }
-  return number;
+  const bool is_of_kind =
+      name.starts_with(kind) && absl::SimpleAtoi(name.substr(1), &number);
+  return is_of_kind ? std::optional(number) : std::nullopt;
 }
 
 absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
@@ -71,10 +69,6 @@ absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
 
 }  // namespace
 
-std::string Handover::NameFor(char kind, uint64_t number) {
-  return fmt::format("{}{}", kind, number);
-}
-
 // If the starter states no capacity, it may be one that only listens
 // ($NOTIFY_SOCKET of a unit without a store).
 int64_t Handover::CapacityOf(const Starter& starter) {
@@ -82,12 +76,11 @@ int64_t Handover::CapacityOf(const Starter& starter) {
 }
 
 absl::StatusOr<std::unique_ptr<DescriptorStore>> Handover::OpenStore(
-    const Starter& starter, Post post) {
-  DescriptorStore::Options options;
-  options.notify_socket = starter.notify_socket;
-  options.capacity = CapacityOf(starter);
-  options.keeper = starter.keeper;
-  options.post = std::move(post);
+    const Starter& starter, Loop* loop) {
+  DescriptorStore::Options options{.notify_socket = starter.notify_socket,
+                                   .keeper = starter.keeper,
+                                   .capacity = CapacityOf(starter)};
+  options.post = [loop](auto task) { loop->Post(std::move(task)); };
   options.on_loss = [] {
     WriteLog(LogLevel::kError,
              "sluiced-keeper died, and with it what it kept for the next "
@@ -98,11 +91,9 @@ absl::StatusOr<std::unique_ptr<DescriptorStore>> Handover::OpenStore(
 }
 
 absl::StatusOr<std::unique_ptr<Handover>> Handover::Start(
-    Starter starter, Post post, Close close, StateFile::Sizes sizes) {
-  auto handover =
-      std::unique_ptr<Handover>(new Handover(post, std::move(close), sizes));
-  SLUICE_ASSIGN_OR_RETURN(handover->store_,
-                          OpenStore(starter, std::move(post)));
+    Starter starter, Loop* loop, Closer* closer, StateFile::Sizes sizes) {
+  auto handover = std::unique_ptr<Handover>(new Handover(loop, closer, sizes));
+  SLUICE_ASSIGN_OR_RETURN(handover->store_, OpenStore(starter, loop));
   handover->left_ = std::move(starter.stored);
   uint64_t last = 0;
   for (const auto& [name, fd] : handover->left_) {
@@ -179,8 +170,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // stops tracking changes until the state fits
-    // The saved state is out of date. It is voided so that the next daemon
-    // cannot use it, whether or not the store still answers.
+    // Out of date now. The next daemon cannot use it even if the store is lost.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "
@@ -261,17 +251,15 @@ void Handover::StoreAgain(Core& core, absl::Time now) {
 void Handover::Keep(const std::string& name, int fd) {
   if (!store_->keeps()) return;
   const absl::Status kept = store_->Put(name, fd);
-  if (!kept.ok()) Refused(name, UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)), kept);
+  if (kept.ok()) return;
+  CannotKeep(name, kept, UniqueFd(fcntl(fd, F_DUPFD_CLOEXEC, 0)));
 }
 
-void Handover::CannotKeep(const std::string& name, absl::Status why) {
-  Refused(name, UniqueFd(), std::move(why));
-}
-
-void Handover::Refused(const std::string& name, UniqueFd fd, absl::Status why) {
-  post_([this, name, fd = std::make_shared<UniqueFd>(std::move(fd)),
-         why = std::move(why)] {
-    refused_[name] = std::move(*fd);
+void Handover::CannotKeep(const std::string& name, const absl::Status& why,
+                          UniqueFd fd) {
+  auto own = std::make_shared<UniqueFd>(std::move(fd));
+  loop_.Post([this, name, why, own] {
+    refused_[name] = std::move(*own);
     Fail(why);
   });
 }
@@ -282,21 +270,20 @@ void Handover::Drop(const std::string& name) {
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
-  // Unlike close, this also ends the connection if a forked child has the
-  // peer's end.
+  // Also ends the connection if a forked child has the peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   Pass("socket-shut");
   Drop(name);
   Pass("socket-dropped");
   auto last = std::make_shared<UniqueFd>(std::move(socket));
-  store_->Flush(
-      [this, last](const absl::Status&) { close_(std::move(*last)); });
+  store_->Flush([this, last](const absl::Status&) {
+    closer_.CloseSession(std::move(*last));
+  });
 }
 
 void Handover::WhenKept(std::function<void()> then) {
-  // While the store fails nothing is saved, so there is no reason to wait for
-  // it.
-  if (!keeps() || unstored_) return post_(std::move(then));
+  // While the store fails nothing is saved: there is no reason to wait.
+  if (!keeps() || unstored_) return void(loop_.Post(std::move(then)));
   store_->Flush([this, then = std::move(then)](const absl::Status& kept) {
     if (!kept.ok()) Fail(kept);
     then();

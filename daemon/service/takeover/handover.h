@@ -22,12 +22,13 @@
 #include <optional>
 #include <set>
 #include <string>
-#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/core/core.h"
+#include "daemon/service/threads/closer.h"
+#include "daemon/service/threads/loop.h"
 #include "daemon/state/core_rows.h"
 #include "daemon/state/state_file.h"
 #include "daemon/store/descriptor_store.h"
@@ -38,85 +39,69 @@ namespace sluice::daemon {
 
 class Handover {
  public:
-  using Post = std::function<void(std::function<void()>)>;
-  using Close = std::function<void(UniqueFd)>;
-  // `post` runs a task on the loop's thread. `close` closes a client's socket
-  // on another thread, since that may take long.
+  // `loop` and `closer` must outlive the result.
   static absl::StatusOr<std::unique_ptr<Handover>> Start(
-      Starter starter, Post post, Close close, StateFile::Sizes sizes = {});
+      Starter starter, Loop* loop, Closer* closer, StateFile::Sizes sizes = {});
 
   // Opens the store of `starter`. If the store is lost later, logs that.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
-      const Starter& starter, Post post);
+      const Starter& starter, Loop* loop);
   bool keeps() const { return store_->keeps(); }
-  // Returns whether the store has everything, including the state, so that the
-  // next daemon could take over now.
+  // Whether the store has everything, including the state, so that the next
+  // daemon could take over now.
   bool saves() const { return keeps() && !try_again_at_; }
 
   // --- from the earlier daemon ----------------------------------------------
   // Returns the earlier daemon's state; parts that are not saved are taken from
-  // `fresh`. Nullopt: it left no state, or a void one (OpenSaved).
-  // InvalidArgument or FailedPrecondition: the state is damaged or does not fit
-  // this node. Unimplemented: only a daemon of another version can read it.
+  // `fresh`. Nullopt: it left no state, or a void one. Errors as ReadSaved.
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
   bool left_anything() const { return !left_.empty(); }
-  // Returns the greatest session id in the names of what was left, because
-  // names are never used again.
+  // The greatest session id in the names of what was left, because names are
+  // never used again.
   SessionId last_session_left() const { return last_session_left_; }
-  // Returns the descriptor that was left under `name`; empty if there is none.
-  // The store still keeps it.
+  // Returns what was left under `name`, or none. The store still keeps it.
   UniqueFd Take(const std::string& name);
   void DropRest();
 
   // --- for the next daemon --------------------------------------------------
   // Begins to save the core.
   void Begin(Core& core, absl::Time now);
-  // Saves the core's changes. Call before anything that depends on them is
-  // sent.
+  // Saves the core's changes, before anything that depends on them is sent.
   void Save(Core& core, absl::Time now);
-  // Returns when Save must be called even without changes.
+  // When Save must be called even without changes.
   absl::Time deadline() const {
     return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
                   : absl::InfiniteFuture();
   }
   // Keeps a duplicate of `fd` under a name that is not in use.
   void Keep(const std::string& name, int fd);
-  // Reports that `name` cannot be kept. Until `name` is dropped, the next
-  // daemon would start without state.
-  void CannotKeep(const std::string& name, absl::Status why);
-  // Returns whether a descriptor is kept under `name`, also by an earlier
-  // daemon.
+  // Reports that `name` cannot be kept. Until it is dropped, or `fd` is kept in
+  // a later try, the next daemon would start without state.
+  void CannotKeep(const std::string& name, const absl::Status& why,
+                  UniqueFd fd = UniqueFd());
+  // Whether a descriptor is kept under `name`, also by an earlier daemon.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
   // Ends a client's connection and drops its socket from the store. The last
   // descriptor of the socket that is closed also closes the client's unread
-  // packets, which takes as long as the client likes. So `socket`, a duplicate,
-  // goes to `close` after the store has dropped its own.
+  // packets, which takes as long as the client likes. So the closer gets
+  // `socket`, a duplicate, after the store has dropped its own.
   void DropSocket(const std::string& name, UniqueFd socket);
   // Runs `then` on the loop when the store has everything given to it so far.
   // Posts it at once if there is no store, or while the store fails.
   void WhenKept(std::function<void()> then);
-  // Drops everything that is kept, except for listeners if `listeners`. Calls
+  // Drops everything that is kept, but for listeners if `listeners`. Calls
   // `then` when the store has done so, or at once if it keeps nothing or fails.
   void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }
 
-  static std::string NameOf(ExtentId id) {
-    return NameFor(kExtent, id.value());
-  }
-  static std::string SocketOf(SessionId id) {
-    return NameFor(kSocket, id.value());
-  }
-  static std::string ProcessOf(SessionId id) {
-    return NameFor(kProcess, id.value());
-  }
-  static std::string UsePageOf(SessionId id) {
-    return NameFor(kUsePage, id.value());
-  }
-  // Returns how many descriptors the starter's store can keep; 0 if it has
-  // none.
+  static std::string NameOf(ExtentId id) { return NameFor(kExtent, id); }
+  static std::string SocketOf(SessionId id) { return NameFor(kSocket, id); }
+  static std::string ProcessOf(SessionId id) { return NameFor(kProcess, id); }
+  static std::string UsePageOf(SessionId id) { return NameFor(kUsePage, id); }
+  // How many descriptors the starter's store can keep; 0 if it has none.
   static int64_t CapacityOf(const Starter& starter);
   // The most descriptors that are kept of the daemon itself, and of each rank.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
@@ -135,10 +120,12 @@ class Handover {
 
   static constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u',
                         kExtent = 'e';
-  static std::string NameFor(char kind, uint64_t number);
+  static std::string NameFor(char kind, auto id) {
+    return kind + std::to_string(id.value());
+  }
 
-  Handover(Post post, Close close, StateFile::Sizes sizes)
-      : post_(std::move(post)), close_(std::move(close)), sizes_(sizes) {}
+  Handover(Loop* loop, Closer* closer, StateFile::Sizes sizes)
+      : loop_(*loop), closer_(*closer), sizes_(sizes) {}
   absl::Status MakeState();
   void SaveAll(Core& core, absl::Time now);
   // Stops saving for good, since the store is lost.
@@ -147,10 +134,9 @@ class Handover {
   void Fail(const absl::Status& why);
   void StoreAgain(Core& core, absl::Time now);
   void DropState();
-  void Refused(const std::string& name, UniqueFd fd, absl::Status why);
 
-  const Post post_;
-  const Close close_;
+  Loop& loop_;
+  Closer& closer_;
   const StateFile::Sizes sizes_;
   std::unique_ptr<DescriptorStore> store_;
   std::map<std::string, UniqueFd> left_;
@@ -162,16 +148,14 @@ class Handover {
   // The time of the next try; set while the state is too large, or unstored_.
   std::optional<absl::Time> try_again_at_;
   std::atomic<bool> unstored_ = false;  // the store lacks something
-  // What the store refused, by name; empty if the descriptor could not be
-  // duplicated.
+  // What the store refused; empty if it could not be duplicated.
   std::map<std::string, UniqueFd> refused_;
   bool asking_ = false;  // a Flush is pending after everything was put again
-  // The Flush of `asking_` succeeded, so the next Save saves the core.
-  bool has_everything_ = false;
+  bool has_everything_ = false;  // that Flush succeeded
 };
 
-// Opens the state in `fd` with StateFile::Open. Returns null if the state is
-// void (StateFile::Void): the daemon then starts as if nothing was saved.
+// Opens the state in `fd`. Null if it is void (StateFile::Void): the daemon
+// then starts as if nothing was saved.
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 
 // ReadCore, with its errors, and besides: Unimplemented if a session uses a
@@ -181,14 +165,12 @@ absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 
-// Checks whether a daemon of this node can take over what the starter kept
-// (Starter::stored). Returns OK also if nothing was saved. Errors as ReadSaved
-// and CheckLeft.
+// Checks whether a daemon of this node can take over what the starter kept, or
+// nothing was saved. Errors as ReadSaved and CheckLeft.
 absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node);
 
-// Checks that every extent that the state needs was kept. FailedPrecondition
-// names one that was not.
+// FailedPrecondition: an extent that the state needs was not kept.
 absl::Status CheckLeft(const CoreState& saved,
                        const std::set<std::string>& kept);
 

@@ -1,7 +1,6 @@
 #include "daemon/service/threads/loop.h"
 
 #include <sched.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <array>
@@ -13,19 +12,14 @@
 namespace sluice::daemon {
 
 absl::StatusOr<std::unique_ptr<Loop>> Loop::Make(const Clock* clock) {
-  UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll) return ErrnoStatus(errno, "make an epoll");
-  UniqueFd wake(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!wake) return ErrnoStatus(errno, "make an eventfd");
-  auto loop =
-      std::unique_ptr<Loop>(new Loop(std::move(epoll), std::move(wake), clock));
+  auto loop = std::unique_ptr<Loop>(new Loop(clock));
+  if (!loop->epoll_ || !loop->wake_) {
+    return ErrnoStatus(errno, "make an event loop");
+  }
   Loop* raw = loop.get();
   loop->Add(raw->wake_.get(), EPOLLIN, [raw](uint32_t) { raw->RunPosted(); });
   return loop;
 }
-
-Loop::Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock)
-    : epoll_(std::move(epoll)), wake_(std::move(wake)), clock_(clock) {}
 
 void Loop::Add(int fd, uint32_t events, Handler handler) {
   const uint64_t number = next_number_++;
@@ -95,12 +89,6 @@ bool Loop::CallAndWait(std::function<void(Token)> task,
   return done->is;
 }
 
-void Loop::SetTimer(std::function<absl::Time()> deadline,
-                    std::function<void()> expired) {
-  deadline_ = std::move(deadline);
-  expired_ = std::move(expired);
-}
-
 void Loop::RunPosted() {
   uint64_t count;
   [[maybe_unused]] const ssize_t got = read(wake_.get(), &count, sizeof(count));
@@ -147,13 +135,9 @@ void Loop::TakePlace(absl::Time now) {
   if (!urgency_ || now < urgency_->next()) return;
   const bool urgent = urgency_->IsUrgent(now, CpuTimeOfThisThread());
   if (urgent == first_) return;
-  if (!urgent) {
-    GoAsOthers();
-    first_ = false;
-    return;
-  }
-  first_ = GoBeforeOthers();
-  if (!first_) urgency_.reset();  // not allowed now, so not later either
+  first_ = GoBeforeOthers(urgent) && urgent;
+  // If it is not allowed now, it is not later either.
+  if (urgent && !first_) urgency_.reset();
 }
 
 void Loop::Run() {
@@ -169,10 +153,6 @@ void Loop::Run() {
   const MutexLock lock(mutex_);
   ended_ = true;
   dropped.swap(posted_);
-}
-
-void Loop::Stop() {
-  Post([this] { stopping_ = true; });
 }
 
 }  // namespace sluice::daemon

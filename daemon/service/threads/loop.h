@@ -1,21 +1,23 @@
 // The daemon's event loop: epoll, one thread.
 //
-// Thread safety: Post, Call and Stop from any thread; the rest only on the
+// Thread safety: Post, Call, Stop and now from any thread; the rest only on the
 // loop's thread, or before Run.
 #pragma once
 
 #include <sys/epoll.h>
+#include <sys/eventfd.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "daemon/service/threads/priority.h"
+#include "daemon/service/threads/task_thread.h"
 #include "proto/base/clock.h"
 #include "proto/base/mutex.h"
 #include "proto/base/unique_fd.h"
@@ -37,30 +39,29 @@ class Loop {
   // Queues `task` for the loop's thread. Returns false if the loop has ended.
   bool Post(std::function<void()> task);
   // Runs `task` on the loop's thread and waits for its end. Returns false after
-  // `timeout`, or if the loop has ended (the task may still run later, or
-  // never).
+  // `timeout`, or if the loop has ended; the task may run later, or never.
   bool Call(std::function<void()> task, absl::Duration timeout);
-  // Does the same, and also waits until the last copy of the token is
-  // destroyed, which work that follows `task` may hold. Returns true also if
-  // the loop ended and dropped the token.
+  // Also waits until the last copy of the token is destroyed, which work that
+  // follows `task` may hold. Returns true also if the loop dropped the token.
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
   void SetTimer(std::function<absl::Time()> deadline,
-                std::function<void()> expired);
+                std::function<void()> expired) {
+    deadline_ = std::move(deadline);
+    expired_ = std::move(expired);
+  }
 
-  // Sets background work. `some` is called after the events of each turn; it
-  // does a part of the work and returns whether there is more.
+  // `some` is called after the events of each turn; it does a part of the
+  // background work and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Announces that Post will be called within a fraction of a millisecond. The
-  // loop then polls for a moment before it sleeps, since waking takes as long.
-  // (Not with real-time priority: then it wakes at once, and the posting thread
-  // may need its core.)
+  // Post will be called within a fraction of a millisecond: the loop polls for
+  // a moment before it sleeps, since waking takes as long. (Not with real-time
+  // priority: then it wakes at once, and the posting thread may need its core.)
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
-  // From now on the thread of Run has priority over other work of the machine,
-  // while Urgency allows it, if the kernel does.
+  // Run's thread gets priority over other work while Urgency and kernel allow.
   void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }
@@ -68,12 +69,13 @@ class Loop {
   void Run();  // until Stop
   // Handles pending events for at most `longest`. Call before Run.
   void RunWhatIsThere(absl::Duration longest);
-  void Stop();
+  void Stop() {
+    Post([this] { stopping_ = true; });
+  }
 
  private:
-  Loop(UniqueFd epoll, UniqueFd wake, const Clock* clock);
-  // Waits at most `timeout_ms` for events and handles them. Returns whether
-  // there were any, or there is more background work.
+  explicit Loop(const Clock* clock) : clock_(clock) {}
+  // Returns whether there were events, or there is more background work.
   bool Turn(int timeout_ms);
   void RunPosted();
   int TimeoutMs() const;
@@ -81,12 +83,11 @@ class Loop {
 
   static constexpr absl::Duration kAwake = absl::Microseconds(500);
 
-  UniqueFd epoll_;
-  UniqueFd wake_;
+  const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
+  const UniqueFd wake_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   const Clock* clock_;
-  // Handlers by a number that is never used again. So an event that was fetched
-  // already finds no handler if its fd was closed and the number of the fd
-  // reused.
+  // Handlers by a number that is never used again: an event that was fetched
+  // already finds no handler if its fd was closed and that number reused.
   std::unordered_map<uint64_t, std::shared_ptr<Handler>> handlers_;
   std::unordered_map<int, uint64_t> numbers_;
   uint64_t next_number_ = 1;

@@ -1,19 +1,32 @@
 #include "daemon/service/threads/task_thread.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <sys/resource.h>
+#include <time.h>
 
 #include <utility>
 
 namespace sluice::daemon {
-
 namespace {
 
-// At this niceness the thread gets about a quarter of a core if other work
-// wants all of it.
+// About a quarter of a core if other work wants all of it.
 constexpr int kNiceness = 5;
 
 }  // namespace
+
+bool GoBeforeOthers(bool first) {
+  const sched_param priority = {.sched_priority = first ? 1 : 0};
+  // Clearing SCHED_RESET_ON_FORK needs the capability to raise priority.
+  const int policy = (first ? SCHED_FIFO : SCHED_OTHER) | SCHED_RESET_ON_FORK;
+  return sched_setscheduler(0, policy, &priority) == 0;
+}
+
+absl::Duration CpuTimeOfThisThread() {
+  timespec computed;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &computed);
+  return absl::DurationFromTimespec(computed);
+}
 
 TaskThread::TaskThread(const std::string& name, Priority priority)
     : thread_([this, priority] { Work(priority); }) {
@@ -25,20 +38,11 @@ TaskThread::~TaskThread() {
   thread_.join();
 }
 
-void TaskThread::Run(std::function<void()> task) {
-  {
-    const MutexLock lock(mutex_);
-    if (stopping_) return;
-    tasks_.push_back(std::move(task));
-  }
-  ready_.NotifyAll();
-}
-
 void TaskThread::RunAfter(absl::Duration delay, std::function<void()> task) {
   {
     const MutexLock lock(mutex_);
     if (stopping_) return;
-    later_.emplace(CondVar::Deadline(delay), std::move(task));
+    tasks_.emplace(CondVar::Deadline(delay), std::move(task));
   }
   ready_.NotifyAll();
 }
@@ -53,37 +57,25 @@ bool TaskThread::Finish(absl::Duration patience) {
   return ended_;
 }
 
-void TaskThread::TakeDue() {
-  const Time now = std::chrono::steady_clock::now();
-  while (!later_.empty() && later_.begin()->first <= now) {
-    tasks_.push_back(std::move(later_.begin()->second));
-    later_.erase(later_.begin());
-  }
-}
-
 void TaskThread::Work(Priority priority) {
-  // On Linux this affects only the calling thread. Lowering the priority needs
-  // no privilege.
+  // On Linux this affects only this thread, and needs no privilege.
   if (priority == Priority::kBehindTheLoop) {
     setpriority(PRIO_PROCESS, 0, kNiceness);
   }
   MutexLock lock(mutex_);
   while (!stopping_) {
-    TakeDue();
-    if (tasks_.empty() && later_.empty()) {
+    const auto next = tasks_.begin();
+    if (next == tasks_.end()) {
       ready_.Wait(mutex_);
-      continue;
+    } else if (next->first > std::chrono::steady_clock::now()) {
+      ready_.WaitUntil(mutex_, next->first);
+    } else {
+      auto task = tasks_.extract(next);
+      lock.Unlock();
+      task.mapped()();
+      task = {};
+      lock.Lock();
     }
-    if (tasks_.empty()) {
-      ready_.WaitUntil(mutex_, later_.begin()->first);
-      continue;
-    }
-    auto task = std::move(tasks_.front());
-    tasks_.pop_front();
-    lock.Unlock();
-    task();
-    task = nullptr;
-    lock.Lock();
   }
   ended_ = true;
   ready_.NotifyAll();

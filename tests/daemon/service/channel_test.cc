@@ -1,16 +1,14 @@
 // Tests a session's socket with a peer that reads late, or not at all.
-#include "daemon/service/channel.h"
-
 #include <fcntl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <memory>
-#include <set>
 #include <string>
 #include <utility>
 
+#include "daemon/service/sessions.h"
 #include "gtest/gtest.h"
 #include "proto/wire.h"
 #include "tests/support/fake_clock.h"
@@ -25,24 +23,19 @@ using sluice::testing::IsOk;
 class ChannelTest : public ::testing::Test {
  protected:
   // One packet of eight descriptors may be in flight.
-  ChannelTest() : quotas_(SharesOfEight()), in_flight_(&quotas_) {
+  ChannelTest() : quotas_(SharesOfEight()) {
     auto loop = Loop::Make(&clock_);
     EXPECT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
+    shared_.loop = loop_.get();
     int both[2];
     EXPECT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, both), 0);
     peer_ = UniqueFd(both[1]);
     UniqueFd pidfd(
         static_cast<int>(syscall(SYS_pidfd_open, getpid(), /*flags=*/0)));
-    channel_ = std::make_unique<Channel>(
-        Channel::Shared{loop_.get(), &closer_, &quotas_, &in_flight_, &queued_},
-        Principal{1, ""}, UniqueFd(both[0]), std::move(pidfd),
-        Channel::Handlers{
-            .readable = [] {},
-            .message = [](wire::Message&) {},
-            .ended = [] {},
-            .broken = [this](const std::string& why) { broken_ = why; },
-            .gone = [] {}});
+    channel_ =
+        std::make_unique<Channel>(&shared_, SessionId(1), Principal{1, ""},
+                                  UniqueFd(both[0]), std::move(pidfd));
   }
 
   static Shares SharesOfEight() {
@@ -69,11 +62,18 @@ class ChannelTest : public ::testing::Test {
   std::unique_ptr<Loop> loop_;
   Closer closer_;
   Quotas quotas_;
-  InFlight in_flight_;
-  std::set<const Channel*> queued_;
+  std::string broken_;
+  Channel::Shared shared_{
+      .loop = nullptr,
+      .closer = &closer_,
+      .quotas = &quotas_,
+      .handlers = {.message = [](SessionId, wire::Message&) {},
+                   .ended = [](SessionId) {},
+                   .broken = [this](SessionId,
+                                    const std::string& why) { broken_ = why; },
+                   .gone = [](SessionId) {}}};
   UniqueFd peer_;
   std::unique_ptr<Channel> channel_;
-  std::string broken_;
 };
 
 TEST_F(ChannelTest, APeerThatReadsNothingHasStalled) {
@@ -98,7 +98,7 @@ TEST_F(ChannelTest, APeerThatReadJustBeforeTheLimitHasNot) {
   EXPECT_FALSE(channel_->HasStalled(clock_.Now()));
   EXPECT_THAT(Receive(), IsOk());  // the packet that waited
   EXPECT_EQ(channel_->stall_deadline(), absl::InfiniteFuture());
-  EXPECT_TRUE(queued_.empty()) << "it is not looked at any more";
+  EXPECT_TRUE(shared_.queued.empty()) << "it is not looked at any more";
   EXPECT_EQ(broken_, "");
 }
 

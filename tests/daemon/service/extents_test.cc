@@ -45,10 +45,13 @@ class ExtentsTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
+    auto handover = HandOver(Starter());  // without a store
+    ASSERT_THAT(handover, IsOk());
+    handover_ = *std::move(handover);
     arena_ = std::make_unique<Arena>(driver_.get(), Arena::Options());
     extents_ =
         std::make_unique<Extents>(driver_.get(), arena_.get(), loop_.get(),
-                                  /*handover=*/nullptr, Note(), kPatience);
+                                  handover_.get(), Note(), kPatience);
     thread_ = std::thread([this] { loop_->Run(); });
   }
 
@@ -60,6 +63,10 @@ class ExtentsTest : public ::testing::Test {
   virtual absl::StatusOr<std::unique_ptr<device::Driver>> Open(
       const std::string& directory) {
     return device::OpenSimDriver(directory);
+  }
+
+  absl::StatusOr<std::unique_ptr<Handover>> HandOver(Starter starter) {
+    return Handover::Start(std::move(starter), loop_.get(), &closer_);
   }
 
   // Make and Destroy must run on the loop's thread, like core's effects.
@@ -95,6 +102,8 @@ class ExtentsTest : public ::testing::Test {
   Mutex mutex_;
   CondVar more_;
   std::vector<absl::Status> made_ ABSL_GUARDED_BY(mutex_);
+  Closer closer_;
+  std::unique_ptr<Handover> handover_;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;  // last: its thread uses the members above
   std::thread thread_;
@@ -113,8 +122,7 @@ TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
   Arena arena(
       driver_.get(),
       {.nodes = {NumaIndex(0)}, .ready = kHostMemory, .extent = kExtent});
-  Extents extents(driver_.get(), &arena, loop_.get(), /*handover=*/nullptr,
-                  Note());
+  Extents extents(driver_.get(), &arena, loop_.get(), handover_.get(), Note());
   const absl::Time end = absl::Now() + absl::Seconds(10);
   while (arena.ready(NumaIndex(0)) < kHostMemory && absl::Now() < end) {
     absl::SleepFor(absl::Milliseconds(1));
@@ -252,12 +260,8 @@ TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheSaving) {
   starter.notify_socket = directory_.File("store");
   starter.store_size = 100;
   starter.open_files = 1024;
-  SLUICE_ASSERT_OK_AND_ASSIGN(
-      const auto handover,
-      Handover::Start(
-          std::move(starter),
-          [this](std::function<void()> task) { loop_->Post(std::move(task)); },
-          [](UniqueFd) {}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto handover,
+                              HandOver(std::move(starter)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto node,
                               device::SimNode::Open(directory_.path()));
   ASSERT_THAT(node->FailCall("Keep", 1), IsOk());

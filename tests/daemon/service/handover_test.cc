@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 #include <sys/mman.h>
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,7 +15,6 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "proto/base/mutex.h"
 #include "tests/daemon/core/core_driver.h"
 #include "tests/daemon/store/fake_store.h"
 #include "tests/support/status_matchers.h"
@@ -36,13 +34,9 @@ class HandoverTest : public ::testing::Test {
     starter.notify_socket = folder_.File("store");
     starter.store_size = 100;
     starter.open_files = 1024;
-    auto handover = Handover::Start(
-        std::move(starter),
-        [this](std::function<void()> task) {
-          const MutexLock lock(mutex_);
-          tasks_.push_back(std::move(task));
-        },
-        [](UniqueFd) {}, {.checkpoint = KiB(8), .records = KiB(2)});
+    loop_ = Loop::Make(&node_.clock).value();
+    auto handover = Handover::Start(std::move(starter), loop_.get(), &closer_,
+                                    {.checkpoint = KiB(8), .records = KiB(2)});
     SLUICE_CHECK_OK(handover.status());
     handover_ = *std::move(handover);
     handover_->Begin(node_.core, Now());
@@ -89,14 +83,8 @@ class HandoverTest : public ::testing::Test {
     return ranks;
   }
 
-  void RunTasks() {
-    std::vector<std::function<void()>> tasks;
-    {
-      const MutexLock lock(mutex_);
-      tasks.swap(tasks_);
-    }
-    for (const auto& task : tasks) task();
-  }
+  // `node_`'s clock stands still.
+  void RunTasks() { loop_->RunWhatIsThere(absl::Seconds(1)); }
   // Lets the store accept all messages until the handover saves again, and
   // takes the state's new descriptor from them.
   void AnswerUntilSaved() {
@@ -115,11 +103,11 @@ class HandoverTest : public ::testing::Test {
   }
 
   testing::TempDir folder_;
-  Mutex mutex_;
-  std::vector<std::function<void()>> tasks_ ABSL_GUARDED_BY(mutex_);
   std::string taken_;  // messages, filled by AnswerUntilSaved
   testing::FakeStore store_;
   CoreDriver node_;
+  Closer closer_;
+  std::unique_ptr<Loop> loop_;
   std::unique_ptr<Handover> handover_;
   UniqueFd state_;
 };

@@ -5,7 +5,6 @@
 
 #include <thread>
 
-#include "daemon/service/threads/priority.h"
 #include "gtest/gtest.h"
 #include "proto/base/unique_fd.h"
 #include "tests/support/status_matchers.h"

@@ -27,12 +27,11 @@ class OutsideWatchTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, testing::IsOk());
     loop_ = *std::move(loop);
-    watch_ =
-        std::make_unique<OutsideWatch>(driver_.get(), NodeConfig(), loop_.get(),
-                                       &clock_, [this](const HeldOutside&) {
-                                         ++told_;
-                                         loop_->Stop();
-                                       });
+    watch_ = std::make_unique<OutsideWatch>(
+        driver_.get(), NodeConfig(), loop_.get(), [this](const HeldOutside&) {
+          ++told_;
+          loop_->Stop();
+        });
   }
 
   testing::TempDir directory_;

@@ -35,30 +35,27 @@ class SessionsTest : public ::testing::Test {
     auto loop = Loop::Make(&clock_);
     ASSERT_THAT(loop, IsOk());
     loop_ = *std::move(loop);
-    auto handover = Handover::Start(
-        Starter(),
-        [this](std::function<void()> task) { loop_->Post(std::move(task)); },
-        [](UniqueFd) {});
+    auto handover = Handover::Start(Starter(), loop_.get(), &closer_);
     ASSERT_THAT(handover, IsOk());
     handover_ = *std::move(handover);
     sessions_ = std::make_unique<Sessions>(
-        Sessions::Parts{.loop = loop_.get(),
-                        .closer = &closer_,
-                        .quotas = &quotas_,
-                        .handover = handover_.get(),
-                        .generation = 7},
-        Sessions::Handlers{
-            .message =
-                [this](SessionId id, wire::Message& message) {
-                  read_.emplace_back(id.value(), message.packet.id());
-                },
-            .ended = [this](SessionId id) { ended_.push_back(id.value()); },
-            .broken =
-                [this](SessionId id, const std::string& why) {
-                  broken_.push_back(why);
-                  sessions_->EndSocket(id);
-                },
-            .gone = [](SessionId) {}});
+        Channel::Shared{
+            .loop = loop_.get(),
+            .closer = &closer_,
+            .quotas = &quotas_,
+            .handlers = {
+                .message =
+                    [this](SessionId id, wire::Message& message) {
+                      read_.emplace_back(id.value(), message.packet.id());
+                    },
+                .ended = [this](SessionId id) { ended_.push_back(id.value()); },
+                .broken =
+                    [this](SessionId id, const std::string& why) {
+                      broken_.push_back(why);
+                      sessions_->EndSocket(id);
+                    },
+                .gone = [](SessionId) {}}},
+        handover_.get(), /*generation=*/7);
     loop_->SetWork([this] { return sessions_->TakeTurns(); });
   }
   void TearDown() override {
@@ -157,7 +154,7 @@ TEST_F(SessionsTest, AForgottenOneIsGivenBackAndSentNothing) {
 
 TEST_F(SessionsTest, OneThatIsLeftToTheNextDaemonSeesNoEnd) {
   const UniqueFd peer = Watch(SessionId(1));
-  const UniqueFd kept(dup(sessions_->Find(SessionId(1))->socket()));
+  const UniqueFd kept(dup(sessions_->Find(SessionId(1))->socket().get()));
   sessions_->Leave();
   sessions_.reset();
   EXPECT_TRUE(

@@ -1,4 +1,4 @@
-#include "daemon/service/threads/priority.h"
+#include "daemon/service/threads/task_thread.h"
 #include "gtest/gtest.h"
 
 namespace sluice::daemon {

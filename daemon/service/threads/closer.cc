@@ -1,4 +1,4 @@
-#include "daemon/service/closer.h"
+#include "daemon/service/threads/closer.h"
 
 #include <pthread.h>
 #include <signal.h>
@@ -25,27 +25,21 @@ constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// Interrupts system calls of its thread that wait, by signals.
-class Kicker {
- public:
-  Kicker() {
-    sigevent event = {};
-    event.sigev_notify = SIGEV_THREAD_ID;
-    event.sigev_signo = KickSignal();
-    event._sigev_un._tid = gettid();
-    SLUICE_CHECK(timer_create(CLOCK_MONOTONIC, &event, &timer_) == 0);
-  }
-  ~Kicker() { timer_delete(timer_); }
-  Kicker(const Kicker&) = delete;
+// Makes a timer that interrupts system calls of this thread that wait.
+timer_t MakeKicker() {
+  sigevent event = {};
+  event.sigev_notify = SIGEV_THREAD_ID;
+  event.sigev_signo = KickSignal();
+  event._sigev_un._tid = gettid();
+  timer_t kicker = {};
+  SLUICE_CHECK(timer_create(CLOCK_MONOTONIC, &event, &kicker) == 0);
+  return kicker;
+}
 
-  void Each(timespec time) {
-    const itimerspec kick = {.it_interval = time, .it_value = time};
-    timer_settime(timer_, 0, &kick, nullptr);
-  }
-
- private:
-  timer_t timer_ = {};
-};
+void KickEach(timer_t kicker, timespec time) {
+  const itimerspec kick = {.it_interval = time, .it_value = time};
+  timer_settime(kicker, 0, &kick, nullptr);
+}
 
 void ReadAway(const UniqueFd& socket) {
   // The kernel drops descriptors that have no room.
@@ -64,7 +58,7 @@ struct Closer::Shared {
   FairQueue<Owner, UniqueFd> waiting ABSL_GUARDED_BY(mutex);
   std::set<Owner> closing ABSL_GUARDED_BY(mutex);
   bool stopping ABSL_GUARDED_BY(mutex) = false;
-  int running ABSL_GUARDED_BY(mutex) = 0;
+  int running ABSL_GUARDED_BY(mutex) = kThreads + 1;
 
   void Push(const Owner& owner, UniqueFd fd) {
     if (!fd) return;
@@ -79,50 +73,43 @@ struct Closer::Shared {
     return waiting.waiting(owner) + closing.count(owner);
   }
   // `sockets`: closes session sockets, also while stopping; else all others.
-  void Work(bool sockets);
-};
-
-void Closer::Shared::Work(bool sockets) {
-  Kicker kicker;
-  const MonotonicClock clock;
-  MutexLock lock(mutex);
-  while (true) {
-    auto next = stopping && !sockets
-                    ? std::nullopt
-                    : waiting.Pop([&](const Owner& owner)
-                                      ABSL_NO_THREAD_SAFETY_ANALYSIS {
-                                        return sockets == !owner &&
-                                               !closing.contains(owner);
-                                      });
-    if (!next && stopping) break;
-    if (!next) {
-      changed.Wait(mutex);
-      continue;
+  void Work(bool sockets) {
+    const timer_t kicker = MakeKicker();
+    const MonotonicClock clock;
+    const auto may = [&](const Owner& owner) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+      return sockets == !owner && !closing.contains(owner);
+    };
+    MutexLock lock(mutex);
+    while (true) {
+      std::optional<std::pair<Owner, UniqueFd>> next;
+      if (sockets || !stopping) next = waiting.Pop(may);
+      if (!next && stopping) break;
+      if (!next) {
+        changed.Wait(mutex);
+        continue;
+      }
+      auto& [owner, fd] = *next;
+      closing.insert(owner);
+      const absl::Time start = clock.Now();
+      lock.Unlock();
+      KickEach(kicker, {.tv_sec = 0, .tv_nsec = 1'000'000});
+      if (sockets) ReadAway(fd);
+      fd.Reset();
+      KickEach(kicker, {});
+      lock.Lock();
+      closing.erase(owner);
+      if (owner) waiting.Spent(owner, clock.Now() - start);
     }
-    auto& [owner, fd] = *next;
-    closing.insert(owner);
-    const absl::Time start = clock.Now();
-    lock.Unlock();
-    kicker.Each({.tv_sec = 0, .tv_nsec = 1'000'000});
-    if (sockets) ReadAway(fd);
-    fd.Reset();
-    kicker.Each({});
-    lock.Lock();
-    closing.erase(owner);
-    if (owner) waiting.Spent(owner, clock.Now() - start);
+    timer_delete(kicker);
+    --running;
+    changed.NotifyAll();
   }
-  --running;
-  changed.NotifyAll();
-}
+};
 
 Closer::Closer() : shared_(std::make_shared<Shared>()) {
   struct sigaction nothing = {};
   nothing.sa_handler = [](int) {};
   sigaction(KickSignal(), &nothing, nullptr);
-  {
-    const MutexLock lock(shared_->mutex);
-    shared_->running = kThreads + 1;
-  }
   // A stopped file system must not delay the daemon's end.
   for (int i = 0; i <= kThreads; ++i) {
     std::thread thread([shared = shared_, i] { shared->Work(i == 0); });

@@ -5,10 +5,10 @@
 // packets of a session socket contain descriptors.
 //
 // One thread closes session sockets. kThreads threads close received
-// descriptors, one at a time for each user, and share their time fairly
-// (quota/fair_queue.h). A signal interrupts a close after a millisecond, which
-// ends the wait of a lingering socket; one that no signal ends (a file system
-// with a stopped server) blocks its thread and that user's queue.
+// descriptors, one at a time for each user, fairly (quota/fair_queue.h). A
+// signal after a millisecond ends the wait of a lingering socket; a close that
+// no signal ends (a file system with a stopped server) blocks its thread and
+// that user's queue.
 //
 // A user with more than kMostOfAUser waiting descriptors loses the session that
 // sent them, and gets no new one until they are closed. While kMostSockets
@@ -37,9 +37,8 @@ class Closer {
   Closer(const Closer&) = delete;
 
   void Discard(const Principal& who, UniqueFd fd);
-  // Ends the socket for both sides, after dropping unread packets: closing with
-  // unread packets resets it, and the peer would miss the last ones (such as
-  // the reason for its eviction).
+  // Ends the socket for both sides, after dropping unread packets: they would
+  // reset it, and the peer would miss the last ones (why it was evicted).
   void CloseSession(UniqueFd socket);
 
   // Waiting or being closed.
