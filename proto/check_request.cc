@@ -37,19 +37,20 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// Keeps the first field that is out of range.
+// Keeps the first field that is out of range. Later ones are not described: a
+// packet may have thousands.
 class Checks {
  public:
   void Add(const absl::Status& status) { status_.Update(status); }
   void Range(std::string_view what, uint64_t value, uint64_t first,
              uint64_t last) {
-    if (value >= first && value <= last) return;
+    if (!status_.ok() || (value >= first && value <= last)) return;
     Add(absl::InvalidArgumentError(fmt::format("{} is {}, it must be {} to {}",
                                                what, value, first, last)));
   }
   void Seconds(std::string_view what, double value,
                double most = kMaxStepSeconds) {
-    if (value >= 0 && value <= most) return;
+    if (!status_.ok() || (value >= 0 && value <= most)) return;
     Add(absl::InvalidArgumentError(
         fmt::format("{} is {}, it must be 0 to {} ({} years)", what, value,
                     most, std::round(most / kMaxStepSeconds))));
