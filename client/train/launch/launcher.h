@@ -7,8 +7,8 @@
 // forwarded once, so that the ranks save and end; a second signal kills them
 // (except SIGHUP, of which a closing terminal may send several). A rank that is
 // late by its progress page (watch/rank_page.h) is named, and ends the run
-// after --end-after. Thread safety: one thread, which must be the process's
-// first.
+// after --end-after.
+// Thread safety: one thread, which must be the process's first.
 #pragma once
 
 #include <sys/types.h>

@@ -70,10 +70,13 @@ void AddChoice(CLI::App& app, RawFlags& raw, const char* name, T& to,
 }
 
 // Adds a flag with a number from 0 to `most`, or "auto", its default, which is
-// read as -1. The error quotes `range`.
+// read as -1. An optional number stays unset for an empty text. The error
+// quotes `range`.
 CLI::Option* AddNumber(CLI::App& app, RawFlags& raw, const char* name, auto& to,
                        double most, const char* range, const char* help) {
+  constexpr bool kOptional = requires { to.reset(); };
   const auto read = [&to, name, most, range](const std::string& text) {
+    if (kOptional && text.empty()) return absl::OkStatus();
     char* end = nullptr;
     const double number = std::strtod(text.c_str(), &end);
     const bool fits =

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <cerrno>
+#include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <utility>
@@ -9,7 +11,7 @@
 #include "absl/strings/cord.h"
 #include "proto/base/peer_fault.h"
 #include "proto/base/shortage.h"
-#include "proto/base/whole_io.h"
+#include "proto/base/status.h"
 
 namespace sluice::train {
 namespace {
@@ -99,8 +101,14 @@ absl::Status WriteResult(const std::string& path, const absl::Status& status,
                      {"caused_by_peer", IsCausedByPeer(status)},
                      {"interrupted", interrupted},
                      {"report", report}};
-  return ReplaceFile(path,
-                     json.dump(-1, ' ', false, Json::error_handler_t::replace));
+  const std::string temporary = path + ".tmp";
+  std::ofstream out(temporary);
+  out << json.dump(-1, ' ', false, Json::error_handler_t::replace);
+  out.close();
+  if (!out || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return ErrnoStatus(errno, "write " + path);
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<RankResult> ReadResult(const std::string& path) {

@@ -49,8 +49,9 @@ struct StepperContext {
 
 class Stepper {
  public:
-  // Makes the stepper of --method. `saved` (may be null) is a plan that lets a
-  // streamed run skip calibration and planning if it still fits.
+  // Makes the stepper of --method. A collective, except for keep-all and
+  // recompute. `saved` (may be null) is a plan that lets a streamed run skip
+  // calibration and planning if it still fits.
   static absl::StatusOr<std::unique_ptr<Stepper>> Make(
       const StepperContext& context, const runtime::SavedPlan* saved);
   ~Stepper();

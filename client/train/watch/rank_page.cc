@@ -13,6 +13,7 @@
 #include <bit>
 #include <cerrno>
 #include <cmath>
+#include <cstddef>
 
 #include "proto/base/status.h"
 #include "proto/base/unique_fd.h"
@@ -105,6 +106,7 @@ PageText& PageText::operator=(std::string_view text) {
 struct RankPage::Shared {
   std::array<std::atomic<uint64_t>, std::tuple_size_v<Words>> words;
 };
+static_assert(offsetof(RankSample, events) == 0);
 
 std::string Where(const RankSample& s) {
   std::string text = s.phase == RankPhase::kStep
@@ -151,9 +153,12 @@ RankPage::~RankPage() { munmap(shared_, sizeof(Shared)); }
 
 void RankPage::Publish() {
   const Words words = std::bit_cast<Words>(own_);
-  for (size_t i = 0; i < words.size(); ++i) {
+  // The events, the first word, go last, and Read takes them first: who sees an
+  // event sees all that it set.
+  for (size_t i = words.size() - 1; i > 0; --i) {
     shared_->words[i].store(words[i], kRelaxed);
   }
+  shared_->words[0].store(words[0], std::memory_order_release);
 }
 
 void RankPage::Enter(RankPhase phase, double now_s) {
@@ -195,7 +200,8 @@ void RankPage::SetCollective(std::string_view what) {
 
 RankSample RankPage::Read() const {
   Words words;
-  for (size_t i = 0; i < words.size(); ++i) {
+  words[0] = shared_->words[0].load(std::memory_order_acquire);
+  for (size_t i = 1; i < words.size(); ++i) {
     words[i] = shared_->words[i].load(kRelaxed);
   }
   const auto sample = std::bit_cast<RankSample>(words);

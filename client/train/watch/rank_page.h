@@ -100,9 +100,10 @@ struct RankSample {
 // page as it goes along (a few relaxed stores per segment), because a rank that
 // hangs or is stopped cannot answer a question; its own monitor thread and the
 // launcher read it.
-// Thread safety: one writer (the compute thread), any number of readers, in
-// this process or others. A reader may see fields of two neighbouring moments;
-// the page of a rank that stands still is exact.
+// Thread safety: one writer at a time (the compute thread, or the thread of
+// autograd that it waits for), any number of readers, in this process or
+// others. A reader may see fields of two neighbouring moments; the page of a
+// rank that stands still is exact.
 class RankPage {
  public:
   // An empty path makes a page that only this process sees.
