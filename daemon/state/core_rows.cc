@@ -163,6 +163,12 @@ class RowReader {
 
   // Restores the state that is computed from several rows.
   absl::Status Join() {
+    const LooseState loose = loose_.value_or(LooseState());
+    // Before the extents, because it names the missing pool of the lowest id.
+    for (const auto& [id, order] : loose.next_idle_order) {
+      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
+      pool->next_idle_order = order;
+    }
     for (auto& [id, row] : extents_) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(row.pool));
       pool->extents[id] = std::move(row.extent);
@@ -186,12 +192,7 @@ class RowReader {
     SLUICE_RETURN_IF_ERROR(JoinPlans(promised_, rounds.promised));
     for (auto& [plan, kept] : plans_) rounds.kept.push_back(std::move(kept));
     if (!loose_) return absl::OkStatus();
-    const LooseState& loose = *loose_;
     static_cast<LedgerRest&>(to_->ledger) = loose;
-    for (const auto& [id, order] : loose.next_idle_order) {
-      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
-      pool->next_idle_order = order;
-    }
     rounds.next_round = loose.next_round;
     rounds.next_plan = loose.next_plan;
     to_->joint.next = loose.next_joint;
