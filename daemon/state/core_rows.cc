@@ -124,6 +124,7 @@ class RowReader {
     FieldReader key(std::string_view(name).substr(1), objects_);
     FieldReader row(bytes, objects_);
     const char kind = name[0];
+    bool no_plan = false;
     const auto into = [&](RowKind each, auto& map) {
       if (kind != static_cast<char>(each)) return false;
       typename std::decay_t<decltype(map)>::key_type at{};
@@ -131,6 +132,9 @@ class RowReader {
       row.Element(map[at]);
       if constexpr (std::same_as<decltype(map), Sessions&>) {
         row.Element(newest_forgotten_[at]);
+      }
+      if constexpr (std::same_as<decltype(map), PlansOfJobs&>) {
+        no_plan = map[at].plan == nullptr;
       }
       return true;
     };
@@ -157,6 +161,7 @@ class RowReader {
                !into(RowKind::kWaiter, to_->waiting.waiters)) {
       return Bad(fmt::format("a row of kind {} is not known", int{kind}));
     }
+    if (no_plan) return Bad("a plan is missing");
     if (key.Done() && row.Done()) return absl::OkStatus();
     return Bad(fmt::format("a row of kind {} is damaged", int{kind}));
   }
@@ -188,8 +193,8 @@ class RowReader {
                                  hello.local_ranks};
     }
     PlanRounds::Saved& rounds = to_->joint.rounds;
-    SLUICE_RETURN_IF_ERROR(JoinPlans(in_use_, rounds.current));
-    SLUICE_RETURN_IF_ERROR(JoinPlans(promised_, rounds.promised));
+    JoinPlans(in_use_, rounds.current);
+    JoinPlans(promised_, rounds.promised);
     for (auto& [plan, kept] : plans_) rounds.kept.push_back(std::move(kept));
     if (!loose_) return absl::OkStatus();
     static_cast<LedgerRest&>(to_->ledger) = loose;
@@ -217,14 +222,11 @@ class RowReader {
   using Sessions = decltype(CoreState::sessions);
   using PlansOfJobs = std::map<JobKey, PlanRounds::Kept>;
 
-  absl::Status JoinPlans(const PlansOfJobs& from,
-                         std::map<JobKey, PlanId>& to) {
+  void JoinPlans(const PlansOfJobs& from, std::map<JobKey, PlanId>& to) {
     for (const auto& [job, kept] : from) {
-      if (kept.plan == nullptr) return Bad("a plan is missing");
       to[job] = kept.plan->id;
       plans_[kept.plan->id] = kept;
     }
-    return absl::OkStatus();
   }
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
     const auto pool = to_->ledger.pools.find(id);
@@ -295,7 +297,9 @@ absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
     uint64_t number = 0;
     FieldReader key(std::string_view(name).substr(1), &objects);
     key.Element(number);
-    if (!key.Done()) return Bad("the number of an object is damaged");
+    if (!key.Done()) {
+      return Bad(fmt::format("a row of kind {} is damaged", int{kObjectRow}));
+    }
     objects.Add(number, bytes);
   }
   RowReader reader(&objects, &fresh);
