@@ -124,6 +124,7 @@ class RowReader {
     FieldReader key(std::string_view(name).substr(1), objects_);
     FieldReader row(bytes, objects_);
     const char kind = name[0];
+    bool no_plan = false;
     const auto into = [&](RowKind each, auto& map) {
       if (kind != static_cast<char>(each)) return false;
       typename std::decay_t<decltype(map)>::key_type at{};
@@ -131,6 +132,9 @@ class RowReader {
       row.Element(map[at]);
       if constexpr (std::same_as<decltype(map), Sessions&>) {
         row.Element(newest_forgotten_[at]);
+      }
+      if constexpr (std::same_as<decltype(map), PlansOfJobs&>) {
+        no_plan = map[at].plan == nullptr;
       }
       return true;
     };
@@ -157,12 +161,19 @@ class RowReader {
                !into(RowKind::kWaiter, to_->waiting.waiters)) {
       return Bad(fmt::format("a row of kind {} is not known", int{kind}));
     }
+    if (no_plan) return Bad("a plan is missing");
     if (key.Done() && row.Done()) return absl::OkStatus();
     return Bad(fmt::format("a row of kind {} is damaged", int{kind}));
   }
 
   // Restores the state that is computed from several rows.
   absl::Status Join() {
+    const LooseState loose = loose_.value_or(LooseState());
+    // Before the extents, because it names the missing pool of the lowest id.
+    for (const auto& [id, order] : loose.next_idle_order) {
+      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
+      pool->next_idle_order = order;
+    }
     for (auto& [id, row] : extents_) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(row.pool));
       pool->extents[id] = std::move(row.extent);
@@ -182,16 +193,11 @@ class RowReader {
                                  hello.local_ranks};
     }
     PlanRounds& rounds = to_->joint.rounds;
-    SLUICE_RETURN_IF_ERROR(JoinPlans(in_use_, rounds.current));
-    SLUICE_RETURN_IF_ERROR(JoinPlans(promised_, rounds.promised));
+    JoinPlans(in_use_, rounds.current);
+    JoinPlans(promised_, rounds.promised);
     for (auto& [plan, kept] : plans_) rounds.kept.push_back(std::move(kept));
     if (!loose_) return absl::OkStatus();
-    const LooseState& loose = *loose_;
     static_cast<LedgerRest&>(to_->ledger) = loose;
-    for (const auto& [id, order] : loose.next_idle_order) {
-      SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
-      pool->next_idle_order = order;
-    }
     rounds.next_round = loose.next_round;
     rounds.next_plan = loose.next_plan;
     to_->joint.next = loose.next_joint;
@@ -216,13 +222,11 @@ class RowReader {
   using Sessions = decltype(CoreState::sessions);
   using PlansOfJobs = std::map<JobKey, PlanRounds::Kept>;
 
-  absl::Status JoinPlans(const PlansOfJobs& from, Table<JobKey, PlanId>& to) {
+  void JoinPlans(const PlansOfJobs& from, Table<JobKey, PlanId>& to) {
     for (const auto& [job, kept] : from) {
-      if (kept.plan == nullptr) return Bad("a plan is missing");
       to.Put(job) = kept.plan->id;
       plans_[kept.plan->id] = kept;
     }
-    return absl::OkStatus();
   }
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
     const auto pool = to_->ledger.pools.find(id);
@@ -293,7 +297,9 @@ absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
     uint64_t number = 0;
     FieldReader key(std::string_view(name).substr(1), &objects);
     key.Element(number);
-    if (!key.Done()) return Bad("the number of an object is damaged");
+    if (!key.Done()) {
+      return Bad(fmt::format("a row of kind {} is damaged", int{kObjectRow}));
+    }
     objects.Add(number, bytes);
   }
   RowReader reader(&objects, &fresh);
