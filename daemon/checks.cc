@@ -123,7 +123,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
 }
 
 // fmt::print would throw on a full disk.
-void Print(const std::string& line) { std::fputs(line.c_str(), stdout); }
+void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 
 }  // namespace
 
@@ -145,9 +145,10 @@ absl::Status Check(const Arguments& arguments) {
       UsablePolicy(file, file.owner(), node.config, now).status();
   if (arguments.check) {
     SLUICE_RETURN_IF_ERROR(policy);
-    Print(fmt::format("{}: good: {}\n",
-                      arguments.config.empty() ? "defaults" : arguments.config,
-                      node.description));
+    PrintPassed(
+        fmt::format("{}: good: {}\n",
+                    arguments.config.empty() ? "defaults" : arguments.config,
+                    node.description));
     for (const std::string& warning : node.config.warnings) {
       fmt::print(stderr, "warning: {}\n", warning);
     }
@@ -162,7 +163,7 @@ absl::Status Check(const Arguments& arguments) {
   if (!policy.ok() && !unread) {
     return Annotate(policy, "it would not take over");
   }
-  Print(fmt::format(
+  PrintPassed(fmt::format(
       "good: {}{}\n", *state,
       unread ? ", but for the policy, which this user may not read" : ""));
   return absl::OkStatus();

@@ -277,7 +277,8 @@ void Service::Refuse(SessionId id, RequestId request, const absl::Status& why) {
 
 absl::Status Service::Handle(SessionId id, RequestId request,
                              wire::Message& message) {
-  if (message.lost_fds && message.packet.has_request()) {
+  if (message.lost_fds && message.packet.has_request() &&
+      request != RequestId()) {
     return ShortOf(Shortage::kOpenFiles,
                    "sluiced has as many files open as it may: ask again, or "
                    "raise its LimitNOFILE");

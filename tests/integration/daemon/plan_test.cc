@@ -209,6 +209,27 @@ TEST(DaemonPlan, BadProfilesAreRefusedByFieldAndTheSessionGoesOn) {
   EXPECT_THAT(NextPlan(a), IsOk());
 }
 
+// Guards against a daemon that looks for the profile and dies.
+TEST(DaemonPlan, AnotherRequestWithTheIdOfAnAnsweredProfileIsRefused) {
+  RunningDaemon daemon;
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
+  SLUICE_ASSERT_OK_AND_ASSIGN(RawClient b, RawClient::Connect(daemon.socket()));
+  ASSERT_THAT(a.Hello("demo", 0, 2, 0), IsOk());
+  ASSERT_THAT(b.Hello("demo", 1, 2, 1), IsOk());
+  // Answered, and there is no plan yet, since it waits for the other rank.
+  ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
+  constexpr uint64_t kSubmitted = 2;  // its id, after Hello's
+  wire::Request other;
+  other.mutable_free()->set_lease_id(1);
+  EXPECT_THAT(
+      a.Call(other, {}, kSubmitted),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("profile")));
+  // The session goes on, and so does the plan.
+  EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
+  ASSERT_THAT(Submit(b, plan::Encode(ProfileOf(1, 1))), IsOk());
+  EXPECT_THAT(NextPlan(b), IsOk());
+}
+
 TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {
