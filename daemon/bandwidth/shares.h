@@ -15,7 +15,7 @@ namespace sluice::daemon::bandwidth {
 // over. A flow that had something before waits until the others have caught up.
 struct Want {
   const std::vector<int>* path;  // channels; outlives the call
-  double bytes = 0;
+  double bytes;
   double weight = 1;
   double had = 0;  // bytes that already count as its share
 };

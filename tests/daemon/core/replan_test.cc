@@ -96,6 +96,24 @@ TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
+// A forked child holds a dead process's memory for a second.
+TEST_F(Replan, HostMemoryOfTheDeadThatComesBackIsPlannedAgain) {
+  a = Ask("a");
+  Solve({{1, MiB(16)}});
+  for (const PoolId pool : {Gpu(1), Host(0)}) {
+    const SessionId dead = node.Attach("dead", 0, 1, 1, 1);
+    ASSERT_THAT(node.Lease(dead, pool, MiB(8)), IsOk());
+    node.held = Held::kYes;
+    node.Die(dead);
+    Wait(absl::Seconds(1));  // planned again, because a job left
+    if (!node.to_solve.empty()) Solve({{1, MiB(16)}});
+    node.held = Held::kNo;
+    Wait(Ledger::kAskEvery);
+    EXPECT_EQ(node.core.NextDeadline() <= node.clock.Now() + absl::Seconds(1),
+              pool.kind == PoolKind::kHost);
+  }
+}
+
 // Guards against jobs that still copy at the rates of the faster links.
 TEST_F(Replan, ADaemonWithOtherLinksPlansAgain) {
   a = Ask("a");
@@ -501,6 +519,7 @@ TEST_F(Replan, AGrowingJobIsNotifiedWhenItsMemoryIsFree) {
 }
 
 TEST_F(Replan, ASettledProfileIsPlannedWithoutOtherJobs) {
+  ASSERT_THAT(node.Change(BudgetChange{{.uid = 1}, {}, MiB(30), ""}), IsOk());
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);
@@ -510,6 +529,10 @@ TEST_F(Replan, ASettledProfileIsPlannedWithoutOtherJobs) {
   Submit(a, settled, "a settled");
   ASSERT_THAT(node.to_solve, SizeIs(1));
   EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
+  const auto& hosts = node.to_solve[0].resources.hosts;
+  ASSERT_THAT(hosts, SizeIs(2));
+  EXPECT_EQ(hosts[1].name, "host budget of user 1");
+  EXPECT_EQ(hosts[1].bytes, MiB(30)) << "with b's part, planned before";
   Solve({{0.75, MiB(6)}});
   EXPECT_EQ(Ready(a), 2u);
   EXPECT_THAT(Changes(b), IsEmpty());

@@ -68,6 +68,7 @@ TEST(FairQueue, TakesOutWhatIsGoneAndSkipsWhoMayNot) {
   EXPECT_EQ(queue.Remove([](const auto& each) { return each == "a"; }).size(),
             1u);
   EXPECT_EQ(queue.waiting(1), 1u);
+  EXPECT_EQ(queue.waiting(3), 0u);
   EXPECT_EQ(queue.Pop([](uint32_t uid) { return uid == 2; })->second, "c");
   EXPECT_FALSE(queue.Pop([](uint32_t uid) { return uid == 2; }));
   EXPECT_EQ(queue.Pop()->second, "b");

@@ -129,7 +129,9 @@ TEST_F(InFlightTest, ASessionsEndTakesNothingBackBeforeItsPeerDoes) {
 TEST_F(InFlightTest, WhatWasNotSentIsGivenBack) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 8), Room::kYes);
-  in_flight_.Undo(ends.ours.get(), 8);
+  in_flight_.Undo(ends.ours.get(), 7);
+  EXPECT_EQ(used(kA), 1);
+  in_flight_.Undo(ends.ours.get(), 1);
   EXPECT_EQ(used(kA), 0);
   EXPECT_TRUE(in_flight_.End(std::move(ends.ours)));
 }

@@ -132,5 +132,18 @@ TEST_F(SnapshotsTest, AnAnswerIsNeverOlderThanItsQuestion) {
   });
 }
 
+TEST_F(SnapshotsTest, AQueryThatWaitsAtTheEndIsNotAnswered) {
+  OnLoop([&] { Ask(ViewOf(1)); });
+  Await(1);
+  OnLoop([&] {
+    Ask(ViewOf(1));
+    snapshots_->Clear();
+    EXPECT_EQ(snapshots_->deadline(), absl::InfiniteFuture());
+    clock_.Advance(9 * kCost);
+    snapshots_->Expire();
+    EXPECT_EQ(taken_.size(), 1u);
+  });
+}
+
 }  // namespace
 }  // namespace sluice::daemon

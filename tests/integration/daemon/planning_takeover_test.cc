@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "proto/plan/codec.h"
 #include "tests/integration/daemon/harness.h"
+#include "tests/integration/daemon/http.h"
 #include "tests/integration/daemon/kept_daemon.h"
 #include "tests/support/sanitizer.h"
 #include "tests/support/status_matchers.h"
@@ -89,12 +90,12 @@ TEST_F(PlanningTakeOver, LargeProfilesDoNotEndOtherUsersSessions) {
                 IsOk());
     ExpectPlan(large.back());
     // One of these is all that a user may have.
-    if (geteuid() != 0) break;
     RawClient more = Attached("more", user);
     EXPECT_THAT(Submit(more, ProfileOf(plan::kMaxClasses, 1024)),
                 StatusIs(kExhausted,
                          HasSubstr("and the limit is 16777216: submit one of "
                                    "fewer classes")));
+    if (geteuid() != 0) break;
   }
   if (large.size() > 1) {
     RawClient third = Attached("third", 1003);
@@ -102,6 +103,10 @@ TEST_F(PlanningTakeOver, LargeProfilesDoNotEndOtherUsersSessions) {
                 StatusIs(kExhausted, HasSubstr("33554432")));
     EXPECT_THAT(Submit(third, ProfileOf(8, 10)), IsOk());
   }
+  EXPECT_THAT(HttpGet(daemon_.File("http.sock"), "/metrics"),
+              HasSubstr(fmt::format("sluice_quota_refusals_total{{of=\"kept_"
+                                    "profile_bytes\"}} {}\n",
+                                    large.size() > 1 ? 3 : 1)));
   EXPECT_THAT(daemon_.Log(), Not(HasSubstr("begins anew")));
   daemon_.KillAndStart();
   const auto event = honest.NextEvent(absl::Seconds(20));

@@ -189,10 +189,17 @@ TEST(DaemonMetrics, AreReadByTheGroupOfTheConfiguration) {
 
 TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
   RunningDaemon daemon(std::string(kHttpOn) +
-                       "[quota]\nsessions = 2\nrank_sessions = 1\n");
+                       "[quota]\nsessions = 2\nrank_sessions = 1\n"
+                       "[pools]\ngpu_bytes = \"8MiB\"\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo"), IsOk());
+  ASSERT_THAT(client.Lease(wire::Lease::GPU, MiB(8)), IsOk());
+  wire::Packet waits;
+  waits.set_id(100);
+  waits.mutable_request()->mutable_lease()->set_bytes(MiB(8).size());
+  waits.mutable_request()->mutable_lease()->set_wait_ms(60'000);
+  ASSERT_THAT(wire::Send(client.fd(), waits), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient asker,
                               RawClient::Connect(daemon.socket()));
   EXPECT_THAT(asker.Hello("other"),
@@ -207,6 +214,7 @@ TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
        {"sluice_quota_used{of=\"sessions\"} 2\n",
         "sluice_quota_limit_per_user{of=\"sessions\"} 2\n",
         "sluice_quota_used{of=\"rank_sessions\"} 1\n",
+        "sluice_quota_used{of=\"waiting_leases\"} 1\n",
         "sluice_quota_refusals_total{of=\"rank_sessions\"} 1\n",
         "sluice_quota_refusals_total{of=\"sessions\"} 1\n"}) {
     EXPECT_THAT(sums, HasSubstr(line));
@@ -224,6 +232,9 @@ TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
   EXPECT_EQ(sessions.at("of"), "sessions");
   EXPECT_EQ(sessions.at("users").at(0).at("uid"), geteuid());
   EXPECT_EQ(sessions.at("users").at(0).at("used"), 2);
+  const auto& waiting = json.at("quotas").at(2);
+  EXPECT_EQ(waiting.at("of"), "waiting_leases");
+  EXPECT_EQ(waiting.at("users").at(0).at("used"), 1);
 }
 
 TEST(DaemonMetrics, AnObserverIsNotCounted) {
