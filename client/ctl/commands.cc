@@ -136,7 +136,7 @@ std::string StillHeld(const Flags& flags) {
 constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
 constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
 
-// While an object exists, SIGINT and SIGTERM end waits instead of the process,
+// Once an object exists, SIGINT and SIGTERM end waits instead of the process,
 // even if they reach a thread that was started later, such as gRPC's. With
 // `q_ends` the key q ends waits too, if standard input is a terminal.
 class Interrupts {
@@ -152,12 +152,11 @@ class Interrupts {
     sigemptyset(&signals);
     sigaddset(&signals, SIGINT);
     sigaddset(&signals, SIGTERM);
-    pthread_sigmask(SIG_BLOCK, &signals, &before_);
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);
     fd_ = UniqueFd(signalfd(-1, &signals, SFD_CLOEXEC));
   }
   ~Interrupts() {
     if (reads_keys_) tcsetattr(STDIN_FILENO, TCSANOW, &terminal_);
-    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   Interrupts(const Interrupts&) = delete;
 
@@ -167,22 +166,17 @@ class Interrupts {
                          {.fd = reads_keys_ ? STDIN_FILENO : -1,
                           .events = POLLIN,
                           .revents = 0}};
-    if (poll(readable, 2, static_cast<int>(absl::ToInt64Milliseconds(time))) ==
-        0) {
-      return true;
-    }
+    poll(readable, 2, static_cast<int>(absl::ToInt64Milliseconds(time)));
     if (readable[1].revents != 0) {
       char key = 'q';  // a closed terminal counts as q
       return read(STDIN_FILENO, &key, 1) == 1 && key != 'q' && key != 'Q';
     }
-    signalfd_siginfo taken;  // consumed, because it would arrive once unblocked
-    return read(fd_.get(), &taken, sizeof(taken)) < 0;
+    return readable[0].revents == 0;
   }
 
  private:
   bool reads_keys_;
   termios terminal_ = {};  // restored at the end
-  sigset_t before_ = {};
   UniqueFd fd_;
 };
 

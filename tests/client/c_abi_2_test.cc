@@ -129,7 +129,7 @@ TEST_F(CAbi2Test, BadArgumentsAreErrors) {
 
 class ChangesTest : public CAbiTest {
  protected:
-  ChangesTest() : CAbiTest(/*takes_changes=*/true) {}
+  explicit ChangesTest(bool takes_changes = true) : CAbiTest(takes_changes) {}
 
   void Change(uint64_t id) {
     plan::NodePlan plan;
@@ -187,6 +187,21 @@ TEST_F(ChangesTest, OnlyTheNewestIsOfferedAndARefusalIsToldToo) {
   ASSERT_EQ(sluice_session_answer_change(session_, id, 0, nullptr), 0);
   AwaitEvents();
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
+}
+
+class NoChangesTest : public ChangesTest {
+ protected:
+  NoChangesTest() : ChangesTest(/*takes_changes=*/false) {}
+};
+
+TEST_F(NoChangesTest, AChangedPlanIsRefusedForACallerThatTakesNone) {
+  Change(9);
+  AwaitEvents();  // and until the refusal was read
+  EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
+  char* plan = nullptr;
+  uint64_t id = 0;
+  ASSERT_EQ(sluice_session_changed_plan(session_, &plan, &id), 0);
+  EXPECT_EQ(plan, nullptr);
 }
 
 }  // namespace

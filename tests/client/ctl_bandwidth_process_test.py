@@ -130,8 +130,12 @@ class Measure(unittest.TestCase):
                 '[gpus]\naccess = "any"\n'
                 '[pools]\ngpu_bytes = "1GiB"\nhost_bytes = "512MiB"\n')
         self.start("", node)
+        began = time.monotonic()
         ran = self.ran("bandwidth", "measure", "--seconds", "0.2", "--out", "-")
         self.assertEqual(ran.returncode, 0, ran.stderr)
+        # Each of a link's three measurements follows a warm-up of 0.2 s.
+        self.assertGreater(time.monotonic() - began,
+                           3 * 0.4 * ran.stderr.count("measuring link"))
         self.assertRegex(ran.stdout,
                          r'^\[cuda\]\nlinks = \[\n  \{name = "pci-0000:3a:00.0"')
         self.daemon.terminate()

@@ -137,6 +137,12 @@ TEST(SluicectlCli, HelpShowsExamples) {
   EXPECT_THAT(result.out, HasSubstr("sluicectl plan show 3"));
 }
 
+TEST(SluicectlCli, HelpShowsDefaultsInSeconds) {
+  EXPECT_THAT(Ctl({"top", "--help"}).out, HasSubstr("[0.1 - 3600]=1\n"));
+  EXPECT_THAT(Ctl({"bandwidth", "measure", "--help"}).out,
+              HasSubstr("[0.1 - 60]=1\n"));
+}
+
 TEST(SluicectlCli, ADaemonOfAnotherVersionIsOneLineAndExitOne) {
   ScriptedDaemon daemon;  // its snapshot is {}
   const ChildResult result =

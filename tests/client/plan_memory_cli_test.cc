@@ -195,10 +195,14 @@ TEST(PlanMemoryCli, ABoundUnderAnAlignmentIsReportedAsOfRoundedSizes) {
 TEST(PlanMemoryCli, EffortIsANumberOfTimesTheWork) {
   const TempDir dir;
   const std::string trace = Write(dir, "t.csv", kSmall);
-  EXPECT_EQ(Plan({trace, "--effort", "3"}).exit_code, 0);
-  const ChildResult none = Plan({trace, "--effort", "0"});
-  EXPECT_EQ(none.exit_code, 2);
-  EXPECT_THAT(none.err, HasSubstr("--effort 0: give 1"));
+  for (const char* effort : {"3", "1000000"}) {
+    EXPECT_EQ(Plan({trace, "--effort", effort}).exit_code, 0);
+  }
+  for (const std::string effort : {"0", "1000001"}) {
+    ExpectRefusal(
+        Plan({trace, "--effort", effort}),
+        "--effort " + effort + ": give 1 (the usual work) to 1000000");
+  }
 }
 
 TEST(PlanMemoryCli, AWholeIterationsPlanHoldsFromEachFormat) {
@@ -404,6 +408,7 @@ TEST(PlanMemoryCli, HelpShowsExamples) {
   const ChildResult result = Plan({"--help"});
   EXPECT_EQ(result.exit_code, 0);
   EXPECT_THAT(result.out, HasSubstr("sluicectl plan memory trace.csv"));
+  EXPECT_THAT(result.out, HasSubstr("--time-limit FLOAT=60 "));
 }
 
 }  // namespace

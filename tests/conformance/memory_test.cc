@@ -304,6 +304,7 @@ TEST_P(MemoryConformance, HostMemoryIsRegisteredOnce) {
   const Bytes size = KiB(64);
   void* const pages = std::aligned_alloc(4096, size.size());
   const auto address = static_cast<Address>(pages);
+  EXPECT_THAT(driver_->HostRegister(address, Bytes(0)), StatusIs(kBad));
   ASSERT_THAT(driver_->HostRegister(address, size), IsOk());
   EXPECT_THAT(driver_->HostRegister(address, size), StatusIs(kBad));
   EXPECT_THAT(driver_->HostUnregister(address), IsOk());

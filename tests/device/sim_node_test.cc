@@ -188,12 +188,15 @@ TEST_F(SimTest, TheNthCallFailsOnceInWhateverProcess) {
   EXPECT_THAT(driver_->Create(kGpu0, MiB(1)), IsOk());
 }
 
-TEST_F(SimTest, OnlyDriverCallsCanBeMadeToFail) {
+TEST_F(SimTest, OnlyDriverCallsAndGpusOfTheNodeCanBeMadeToFail) {
   EXPECT_THAT(node_->FailCall("Creat", 1),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("no driver call 'Creat'")));
   EXPECT_THAT(node_->FailCall("Create", 0),
               StatusIs(absl::StatusCode::kInvalidArgument));
+  EXPECT_THAT(node_->LoseGpu(DeviceIndex(SmallNode().gpus.size())),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("there is no GPU 3")));
 }
 
 TEST_F(SimTest, EveryCallOnALostGpuIsUnavailable) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <ostream>
@@ -12,6 +13,7 @@
 
 #include "client/train/launch/outcome.h"
 #include "client/train/launch/private_daemon.h"
+#include "proto/base/cgroup.h"
 #include "proto/base/shortage.h"
 #include "tests/support/case_name.h"
 #include "tests/support/status_matchers.h"
@@ -89,6 +91,13 @@ TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
       parsed, ParseCommandLine(Split("check --backward-order queries")));
   EXPECT_EQ(parsed.options.chunk, 512);
   EXPECT_EQ(parsed.options.order, stream::BackwardOrder::kQueriesOuter);
+}
+
+// Scripts may pass --rerun "$X" with an unset X.
+TEST(CommandLine, AnEmptyRerunIsNotGiven) {
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand parsed,
+                              ParseCommandLine({"train", "--rerun", ""}));
+  EXPECT_FALSE(parsed.options.rerun.has_value());
 }
 
 // Guards against sizes that only sluicectl plan train accepts.
@@ -363,6 +372,7 @@ TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
   // Without a method, as for a lease before training, no length is advised.
   EXPECT_THAT(advice(Shortage::kGpuMemory, std::nullopt), Not(shorter));
   EXPECT_THAT(advice(Shortage::kDisk, Method::kSluice), Not(shorter));
+  EXPECT_EQ(ExitCode(WithAdvice(ShortOf(Shortage::kDisk, "x"))), kExitDiskFull);
 }
 
 TEST(Outcome, AMissingDaemonIsBadInputUnlessAResourceRanOut) {
@@ -410,6 +420,10 @@ TEST(PrivateSizes, MoreThanTheMachineHasIsRefusedWithItsLimit) {
   o.host = GiB(17);
   EXPECT_FALSE(CheckPrivateSizes(o, GiB(16)).ok());
   EXPECT_GT(MachineMemory(), MiB(64));
+  EXPECT_LE(MachineMemory().count(),
+            int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
+  const auto limit = CgroupMemoryLimit();
+  if (limit.has_value()) EXPECT_LE(MachineMemory(), limit->most);
 }
 
 }  // namespace

@@ -31,7 +31,9 @@ TEST(Profile, MeasuresANodeThatTheCostModelReads) {
   // For a model's heads, and for narrow ones.
   EXPECT_EQ(hardware.attention_head_dim, 128);
   EXPECT_GT(hardware.narrow_forward_efficiency, 0);
-  EXPECT_GT(hardware.narrow_backward_efficiency, 0);
+  // A backward's rate is near its forward's: the time is of 2.5 times the work.
+  EXPECT_GT(hardware.narrow_backward_efficiency,
+            hardware.narrow_forward_efficiency / 3);
   // On a CPU all products are in fp32.
   EXPECT_EQ(hardware.matmul_fp32_efficiency, hardware.matmul_efficiency);
 }

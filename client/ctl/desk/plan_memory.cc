@@ -357,8 +357,10 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
   memory->footer(kMemoryExamples);
   memory->add_option("TRACE", flags->trace, "the trace's file; -: stdin")
       ->required();
-  memory->add_option("--time-limit", flags->time_limit,
-                     "seconds, reading included (default 60)");
+  memory
+      ->add_option("--time-limit", flags->time_limit,
+                   "seconds, reading included")
+      ->capture_default_str();
   cli::AddSize(*memory, "--capacity", flags->capacity,
                "stop at the first plan within this size; says whether "
                "it fits");

@@ -154,7 +154,13 @@ class Resume(harness.TrainTest):
                 segment["placement"]["offsets"] = [o + 64 for o in offsets]
             return json.dumps({**saved, "plan": json.dumps(plan)})
 
-        for change in (lambda _: '{"key": 3}', shifted,
+        def of_another_rank(text):
+            saved = json.loads(text)
+            plan = json.loads(saved["plan"])
+            plan["ranks"][0]["rank"] = 1
+            return json.dumps({**saved, "plan": json.dumps(plan)})
+
+        for change in (lambda _: '{"key": 3}', shifted, of_another_rank,
                        lambda t: json.dumps({**json.loads(t), "plan": 3})):
             self.saved("broken", 3)
             path = self.path("broken/checkpoint-3/" + plan)

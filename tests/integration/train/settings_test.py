@@ -62,6 +62,16 @@ class Settings(harness.TrainTest):
         self.assertGreater(report["settings"]["chunk"], 64)
         self.assertIn("the fastest of those tried", report["settings"]["why"])
 
+    def test_a_chunk_that_the_pool_has_no_room_to_try_is_left_out(self):
+        # --host promises more than the pool has.
+        socket = self.daemon(host_memory="16MiB", host_pool="4MiB")
+        code, _, err = self.run_train(
+            *OPEN.split(), "--socket", socket, "--data", self.text, "--seq-len",
+            "40000", "--steps", "1", "--hbm", "64MiB", "--host", "1GiB",
+            "--no-keep")
+        self.assertEqual(code, 3, err)
+        self.assertRegex(err, r"alpha 0 \(the least\) needs .* of host memory")
+
     def test_a_lone_rank_counts_on_all_of_a_shared_link(self):
         socket = self.daemon(sim=SLOW)
         log = self.path("log.jsonl")

@@ -312,11 +312,13 @@ TEST(PlanTrain, IdleGpusAreCountedAndHeadsNamedAsTheirCause) {
       Json::parse(Plan(asked + "llama-8b --gpus 4096 --global-batch 128").out);
   EXPECT_FALSE(all["settings"].contains("idle_gpus"));
   EXPECT_FALSE(all.contains("idle_because"));
-  const ChildResult words = Plan(
+  const std::string one =
       "train --hardware h100-80g --model qwen2.5-7b --gpus 8 --seq-len 1M "
-      "--global-batch 1 --engine python");
+      "--global-batch 1 --engine python";
+  const ChildResult words = Plan(one);
   EXPECT_THAT(words.out, HasSubstr("1 of 8 GPUs idle"));
   EXPECT_THAT(words.out, HasSubstr("28 attention heads"));
+  EXPECT_EQ(Json::parse(Plan(one + " --json").out)["batch_using_all"], 2);
   // Also of a length that does not fit.
   const Json long_one = Json::parse(
       Plan("train --hardware h100-80g --model llama-8b --gpus 64 --seq-len 64M "

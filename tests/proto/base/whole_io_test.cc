@@ -24,6 +24,19 @@ using sluice::testing::StatusIs;
 
 bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
+TEST(ReadAll, ReadsMoreThanOnePieceUpToItsLimit) {
+  const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
+  std::string written;
+  for (int i = 0; written.size() < 200'000; ++i) written += std::to_string(i);
+  ASSERT_THAT(WriteAll(fd.get(), written, "all"), IsOk());
+  for (const size_t most : {written.size(), written.size() - 1}) {
+    ASSERT_EQ(lseek(fd.get(), 0, SEEK_SET), 0);
+    const auto read = ReadAll(fd.get(), most, "all");
+    ASSERT_EQ(read.ok(), most == written.size());
+    if (read.ok()) EXPECT_TRUE(*read == written);
+  }
+}
+
 TEST(ReadAllAt, IsWhereverTheDescriptorStands) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123456789", "ten"), IsOk());
