@@ -50,7 +50,7 @@ enum class Stack {
 // is chosen by the bytes it leaves over, and by how close its neighbours'
 // deaths are to the item's. Each half takes the best result of several weights
 // of the two; the halves run in parallel. Returns nullopt if no plan is below
-// `limit`. Ends early at `target`.
+// `limit`. Ends early at `target`, which is at least max_live.
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
                                      const Expired& expired);

@@ -142,8 +142,8 @@ class FreeList {
 };
 
 // Places the items that begin after `start` around the items alive in `start`,
-// which have offsets. Returns the highest end, or nullopt if it is above
-// `limit`.
+// which have offsets. Returns the highest end of the former, or nullopt if it
+// is above `limit`.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
                              const Expired& expired, Offsets* offsets) {
@@ -161,7 +161,6 @@ std::optional<int64_t> Sweep(const Problem& problem, bool backward,
       births.push_back(stay);
     } else {
       free.Hold((*offsets)[k], item.size, stay.end);
-      peak = std::max(peak, (*offsets)[k] + item.size);
     }
   }
   std::ranges::sort(births, {}, [](const Stay& stay) {

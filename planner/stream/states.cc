@@ -30,7 +30,7 @@ int64_t OwnedOfPart(int64_t elements, int ranks, int rank) {
   const int64_t size = BucketSize(elements, ranks, kBucketElements);
   const int64_t buckets = DivideUp(elements, size);
   const int64_t own = buckets > rank ? DivideUp(buckets - rank, ranks) : 0;
-  const bool last = own > 0 && (buckets - 1) % ranks == rank;
+  const bool last = (buckets - 1) % ranks == rank;
   return own * size - (last ? buckets * size - elements : 0);
 }
 

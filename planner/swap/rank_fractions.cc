@@ -112,7 +112,6 @@ void Node::AddRank(size_t r) {
 }
 
 void Node::AddLink(const LinkCapacity& link) {
-  if (link.d2h_bytes_per_second <= 0 || link.h2d_bytes_per_second <= 0) return;
   for (const size_t r : link.profiles) {
     problem.ranks[r].links.push_back(link.name);
   }

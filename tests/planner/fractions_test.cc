@@ -133,6 +133,10 @@ TEST(PlanNode, WhatIsAskedForIsKeptTo) {
   EXPECT_EQ(rank.classes[1].fractions.swap, 0.25);
   EXPECT_EQ(rank.classes[1].why, "keep 0.125, swap 0.25 was asked for");
   EXPECT_EQ(rank.alpha_limited_by, "flag");
+  p.alpha = 1;  // of what is not kept
+  p.classes[1].given.swap.reset();
+  EXPECT_EQ(PlanOne(p, Resources(kFast, kPlenty)).classes[1].fractions,
+            (plan::TokenFractions{0.125, 0.875, 0}));
   p.classes[1].given.keep = 0.5;
   const plan::NodePlan plan = MustPlan({p}, Resources(kFast, kPlenty));
   EXPECT_THAT(plan.infeasible,

@@ -105,6 +105,18 @@ TEST(Settings, GivenSettingsAreNotVaried) {
               ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
 }
 
+TEST(Settings, RoomInHbmIsUsedIfItMayBeAndAlphaIsOpen) {
+  const auto norm1 = [](bool may_keep, double alpha) {
+    SettingsQuestion q = Question(4096);
+    q.may_keep = may_keep;
+    q.stream.alpha = alpha;
+    return StreamOf(q, {.chunk = 512}).fractions.at("norm1");
+  };
+  EXPECT_EQ(norm1(true, -1), (ClassFractions{1, 0}));
+  EXPECT_EQ(norm1(false, -1), (ClassFractions{0, 1}));
+  EXPECT_EQ(norm1(true, 0.5), (ClassFractions{0, 0.5}));
+}
+
 // If host memory is short, the last chunks stay in HBM. Then as few of the
 // first chunks as possible run again, in larger groups of layers if memory is
 // shorter still.

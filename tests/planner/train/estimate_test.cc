@@ -117,6 +117,16 @@ TEST(TrainEstimate, TheLongestSequenceFitsAndTheNextDoesNot) {
   }
 }
 
+TEST(TrainEstimate, AStepMayTakeAllOfItsTime) {
+  const Request request =
+      Ask("gpt-7b", "a800-80g", Method::kSluice, 8, kLengthStep);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate first, BestEstimate(request, {}));
+  SLUICE_ASSERT_OK_AND_ASSIGN(const LongestSequence longest,
+                              FindLongest(request, {}, first.step_s));
+  EXPECT_EQ(longest.tokens, kLengthStep);
+  EXPECT_EQ(longest.stopped_by, Reason::kStep);
+}
+
 TEST(TrainEstimate, AModelTooLargeForItsGpusHasNoLength) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const LongestSequence longest,
@@ -411,6 +421,23 @@ TEST(TrainEstimate, OptimizerStatesThatHbmIsTooSmallForAreInHostMemory) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const LongestSequence longest,
                               FindLongest(ask("llama-8b", 1), {}, 3600));
   EXPECT_GE(longest.tokens, 1280 * K);
+}
+
+// Only the embedding's are copied before any compute.
+TEST(TrainEstimate, StatesOnTheHostAreCopiedBehindTheFirstForward) {
+  Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
+  Settings settings{.sp = 8, .alpha = 0, .chunk = 64 * K};
+  settings.states = stream::StatePlace::kHost;
+  double& link = request.hardware.host_link_bytes_per_s;
+  const auto exposed_bytes = [&] {
+    return TrainerStep(request, settings).states_copy_s * link;
+  };
+  const double embedding = 12.0 * 128256 * 4096 / 8;
+  EXPECT_NEAR(exposed_bytes(), embedding, embedding / 100);
+  request.seq_len = settings.chunk = 8 * K;
+  link = 1e8;  // two minutes, far more than that forward
+  const double all = 12.0 * double(request.model.trained_parameters()) / 8;
+  EXPECT_NEAR(exposed_bytes(), all, all / 100);
 }
 
 TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {
