@@ -83,7 +83,7 @@ def heads_as_batch(self, q, k, v, mask):
     q, k, v = (x.reshape(b * h, c, d) for x in (q * d ** -0.5, k, v))
     s = torch.bmm(q, k.transpose(1, 2))
     assert s.size() == (b * h, c, c) and mask.size() == (b, 1, c, c)
-    s = s.view(b, h, c, c) + mask
+    s = s.view(b, h, c, c) / 1.0 + mask
     s = torch.max(s, torch.full((), torch.finfo(s.dtype).min))
     p = F.softmax(s.view(b * h, c, c), dim=-1)
     o = torch.bmm(p, v)

@@ -184,6 +184,15 @@ def test_a_mask_that_is_no_interval_is_refused(function):
         find(function, 1, 64, heads=2, device=CPU)
 
 
+def test_a_row_before_the_end_that_sees_the_last_key_is_refused():
+    """The mask has too many places for each to be checked."""
+    length = 600
+    assert length ** 2 > masks.EVERYWHERE
+    with pytest.raises(Unsupported, match="attention mask.*interval"):
+        find(lambda b, h, q, k: (k <= q) | (
+            (q == length - 3) & (k == length - 1)), 1, length, 1, CPU)
+
+
 def test_only_padding_may_see_nothing():
     left = padded(20, 20, length=20, left=torch.tensor([[0], [5]]))
     padding = torch.arange(20) < torch.tensor([[0], [5]])

@@ -54,6 +54,7 @@ def steps(name, session, calls, **options) -> None:
     model = configs.tiny(name)
     stream = sluice.stream(model, session=session, quiet=True,
                            **{"chunk": BLOCK, **options})
+    assert not stream.whole
     got = []
     for inputs in calls:
         got.append(run(model, inputs))

@@ -94,12 +94,18 @@ def test_layers_run_whole_after_a_change_in_them(session):
 def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
     """Only a small twin is made to find this out, because a whole one might
     not fit."""
-    made, twins = [], Twins.made
-    monkeypatch.setattr(Twins, "made", lambda self, small, device: (
-        made.append(small), twins(self, small, device))[1])
-    model = wrap_mlps(TokenShift, tiny(num_hidden_layers=4))
+    made, own = [], Twins._made
+
+    def noted(self, small, device):
+        twin = own(self, small, device)
+        made.append((twin.is_small, len(twin.layers),
+                     len(twin.causal.get_input_embeddings().weight)))
+        return twin
+
+    monkeypatch.setattr(Twins, "_made", noted)
+    model = wrap_mlps(TokenShift, tiny(num_hidden_layers=4, vocab_size=1000))
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
-    assert made == [True] and [count for _, count in stream.whole] == [4]
+    assert made == [(True, 2, 512)] and [count for _, count in stream.whole] == [4]
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -13,7 +13,7 @@ from support import ROOT, run
 import sluice
 from sluice.base.errors import Status
 from sluice.native import abi
-from sluice.native.daemon import load_library
+from sluice.native.daemon import find_programs
 
 HEADER = (ROOT / "client" / "sluice.h").read_text()
 # Type names as in the header.
@@ -99,7 +99,7 @@ def test_functions_take_as_many_arguments_as_the_header_says():
 def test_an_older_library_is_refused_with_a_remedy(monkeypatch):
     abi._check_version("libsluice.so", abi.ABI_VERSION)
     abi._check_version("libsluice.so", abi.ABI_VERSION + 1)
-    path, now = load_library().path, abi.ABI_VERSION
+    path, now = find_programs().library, abi.ABI_VERSION
     monkeypatch.setattr(abi, "ABI_VERSION", now + 1)
     wanted = f"{path} has C ABI {now}, .* needs {now + 1}:"
     with pytest.raises(sluice.Error, match=wanted) as found:

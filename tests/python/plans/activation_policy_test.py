@@ -138,10 +138,20 @@ class Written(Wrapper):
         return self.inner.down_proj(up)
 
 
-@pytest.mark.parametrize("policy", [ALL, SWAPPED])
-def test_a_product_that_is_written_in_place_is_computed_again(session, policy):
-    again, computed = recomputed(session, Written, lambda: wrap_mlps(Written))
-    got, products, _ = gradients(session, wrap_mlps(Written), policy)
+class WrittenByOut(Written):
+    def forward(self, x):
+        up = self.inner.up_proj(x)
+        with torch.no_grad():
+            torch.mul(up, 0.5, out=up)
+        return self.inner.down_proj(up)
+
+
+@pytest.mark.parametrize("kind, policy", [
+    (Written, ALL), (Written, SWAPPED), (WrittenByOut, ALL)])
+def test_a_product_that_is_written_in_place_is_computed_again(session, kind,
+                                                              policy):
+    again, computed = recomputed(session, kind, lambda: wrap_mlps(kind))
+    got, products, _ = gradients(session, wrap_mlps(kind), policy)
     assert_bitwise(got, again)
     # All but gate, which is unused, and up.
     assert computed - products == 2 * 5 * 5

@@ -275,9 +275,11 @@ def test_the_still_context_draws_no_random_numbers():
     before = torch.get_rng_state()
     with Still():
         dropped = F.dropout(x, 0.3)
+        fused, kept = torch.native_dropout(x, 0.3, True)  # as on CUDA
         routed = torch.multinomial(x, 2)
         noise = torch.rand_like(x), torch.randn(3), torch.empty(2).uniform_()
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.allclose(dropped, x / 0.7)
+    assert torch.equal(fused, dropped) and kept.all()
     assert torch.equal(routed, x.topk(2).indices)
     assert all((n == n.flatten()[0]).all() for n in noise)

@@ -29,7 +29,7 @@ from sluice.hf import stand_in
 from sluice.hf.changed_after_stream import Inside
 from sluice.hf.stand_in import Instead, Output, Recorded
 from sluice.node import chunked_module
-from sluice.node.hidden_rows import Whole
+from sluice.node.hidden_rows import InHost, Whole
 from sluice.node.setting import unchanged
 from sluice.node.step import Step
 from sluice.node.streamed import Stream
@@ -96,7 +96,7 @@ class Ends:
                      and bool(value.all()))}
         why = self._refusal(given)
         if why is not None:
-            if step.hidden.in_host:
+            if isinstance(step.hidden, InHost):
                 raise Unsupported(self.decoder, f"{why} with "
                                   'hidden="host"', _DEVICE)
             return own(**all_given)
@@ -104,7 +104,7 @@ class Ends:
         ended = None
         with contextlib.ExitStack() as stack:
             self._enter(stack, self._first(step, given))
-            if step.hidden.in_host or self._left is not None:
+            if isinstance(step.hidden, InHost) or self._left is not None:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(**all_given)
@@ -113,7 +113,7 @@ class Ends:
         if ended is not None:
             (y,) = ended
             return self._last(step, y, given)
-        if step.hidden.in_host:
+        if isinstance(step.hidden, InHost):
             raise Unsupported(self.decoder, "a forward that leaves its last "
                               "layer out", _DEVICE)
         return out
@@ -277,7 +277,7 @@ class FirstCall(chunked_module.ChunkedCall):
     than a layer, so on the device it runs on several chunks at once."""
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
-        joined = None if step.hidden.in_host else [
+        joined = None if isinstance(step.hidden, InHost) else [
             range(step.chunks[a].start, step.chunks[a:a + ends.together][
                 -1].stop) for a in range(0, len(step.chunks), ends.together)]
         assert ends.before is not None

@@ -24,7 +24,7 @@ from sluice.hf import fsdp_units, routers
 from sluice.hf.ends import Left
 from sluice.hf.head import Head
 from sluice.node import calls
-from sluice.node.hidden_rows import OnDevice
+from sluice.node.hidden_rows import InHost, OnDevice
 from sluice.node.replay import Gradients, Slot, distinct, leaves, slots
 from sluice.node.step import chunks_of
 
@@ -70,7 +70,7 @@ class Loss(torch.autograd.Function):
         # The code after the layers holds little memory per row, and each run
         # costs host time: run it on several chunks at once.
         at_once = labels.chunk * (1 if left is None else left.ends.together)
-        in_host = left is not None and left.step.hidden.in_host
+        in_host = left is not None and isinstance(left.step.hidden, InHost)
         place = left.step.hidden if in_host else OnDevice(
             head.stream.arena, chunks_of(hidden.shape[1], at_once))
         source = place.reading(hidden, "the head")

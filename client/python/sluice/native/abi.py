@@ -168,7 +168,6 @@ class Library:
                 f"{error}: set SLUICE_BIN_DIR to the folder of a built sluiced")
             raise Error(Status.NOT_FOUND, f"cannot load {path}: {why}"
                         ) from None
-        self.path = path
 
     if TYPE_CHECKING:  # __init__ sets an attribute for each function
         def __getattr__(self, name: str) -> Any: ...

@@ -121,8 +121,6 @@ class HostRows:
 
 # Keeps the hidden states of one step on the device, without stand-ins.
 class OnDevice:
-    in_host = False
-
     def __init__(self, arena: HostArena, chunks: list[range]):
         self._arena, self.chunks = arena, chunks
 
@@ -136,8 +134,6 @@ class OnDevice:
 class Standing:
     """Keeps the hidden states of one step behind stand-ins, on the device.
     `length`: rows of a stand-in; None: those of the chunks."""
-
-    in_host = False
 
     def __init__(self, arena: HostArena, chunks: list[range],
                  device: torch.device, length: int | None = None):
@@ -177,8 +173,6 @@ class Standing:
 
 # Keeps the hidden states of one step behind stand-ins, in the host.
 class InHost(Standing):
-    in_host = True
-
     def writing(self) -> HostRows:
         return HostRows(self)
 
