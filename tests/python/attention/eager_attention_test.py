@@ -271,7 +271,7 @@ def whole(session, model, why):
     stream.unstream()
 
 
-def test_attention_of_a_layer_that_runs_whole_goes_by_chunks(session):
+def test_a_whole_layers_attention_runs_by_chunks(session):
     model = written(plain)
     for layer in model.model.layers:
         layer.mlp.register_forward_hook(lambda m, a, y: y + y.roll(1, 1))
