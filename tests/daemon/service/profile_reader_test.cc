@@ -190,7 +190,9 @@ TEST_F(ProfileReaderTest, DecodedProfilesOfAUserAreLimitedUntilDropped) {
                                          "smaller ones"))));
   }
   EXPECT_EQ(refused, 2);
-  EXPECT_EQ(quotas_->refused(Resource::kProfileBytes), 2u);
+  EXPECT_EQ(quotas_->TakeSnapshot(nullptr)
+                .refused[static_cast<size_t>(Resource::kProfileBytes)],
+            2u);
   EXPECT_GT(Used(7, Resource::kProfileBytes), 2000);
   EXPECT_LE(Used(7, Resource::kProfileBytes), 6000);
   answers_.clear();
