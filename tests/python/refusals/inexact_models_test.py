@@ -67,7 +67,7 @@ class Positions(Mlp):
 
 
 class LatePositions(Mlp):
-    """Scales rows as Llama 4 scales queries, from a row beyond the probe's."""
+    """Scales rows as Llama 4 scales queries, from a row the probe lacks."""
 
     def after(self, y, x):
         rows = torch.arange(0, x.shape[1], device=x.device)
