@@ -90,8 +90,8 @@ void Copies::LogUnpromised(const Session& session, const PlanCopies& copies,
     journal_.LogOf(
         session, now, EventKind::kPlan,
         fmt::format("{}: its plan copies {:.2f} GB/s {} the GPU "
-                    "over link {}, which is not promised beside others; it "
-                    "runs by its fair share",
+                    "over link {}, more than the link has left to promise; "
+                    "it gets its fair share",
                     session.Label(), copies.demand.rates[d] / 1e9,
                     d == kH2d ? "to" : "from", link));
   }

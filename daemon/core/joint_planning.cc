@@ -347,7 +347,7 @@ bool JointPlanning::TakeOver(absl::Time now, Effects& effects) {
     members_.Edit(job).links = links;
   }
   if (others) {
-    PlanAgain(now + config_.leave_delay, "links carry other than before");
+    PlanAgain(now + config_.leave_delay, "the speeds of links have changed");
   }
   return others;
 }

@@ -48,8 +48,8 @@ int64_t PoolOf(int64_t open_files) {
   return std::max<int64_t>(open_files - own, 8);
 }
 
-// Returns the limit of sessions: at most half of the pool, so that extents have
-// the other half.
+// Returns the limit of sessions. A session takes up to three descriptors, so
+// at least half of the pool is left for extents.
 int64_t SessionsOf(int64_t pool) {
   constexpr int64_t kMostSessions = 2048;
   return std::clamp<int64_t>(pool / 6, 2, kMostSessions);
@@ -121,7 +121,7 @@ absl::Status NoRoom(const Share& share, const std::string& things, int64_t used,
                         share.kept(), share.little());
   return absl::ResourceExhaustedError(
       fmt::format("this node has {} {}, and the limit of all users together is "
-                  "{}{}: wait until some end",
+                  "{}{}: wait until users free some",
                   used, things, share.all, kept));
 }
 

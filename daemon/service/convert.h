@@ -24,7 +24,8 @@ struct Outgoing {
 
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Memory reserved for others is not free for `rank` (null: an observer).
+// Fills `to` with the pool's sizes. What is reserved for others does not count
+// as free for `rank`; null: an observer, for which it does.
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 

@@ -88,7 +88,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Tell posts: policy is in the middle of a decision.
+    // Tell reports later, on the loop: policy is in the middle of a decision.
     return Tell({{id, pool, size, *ready}});
   }
   Lane& lane = LaneOf(pool);
@@ -143,7 +143,7 @@ void Extents::MakeOne(Lane& lane, PrincipalId who, Wanted wanted) {
     if (lane.wanted.empty()) arena_->Pause(pool, false);
     lane.wanted.Spent(who, end - start);
   }
-  // Waking the loop for each of a lease's many extents would cost more.
+  // A lease has many extents, and waking the loop for each costs too much.
   if (was_last || end - lane.made_since >= kTellEvery) {
     Tell(std::exchange(lane.made, {}));
   }
@@ -200,7 +200,8 @@ void Extents::Tell(std::vector<Wanted> made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // See extents_. A duplicate, so adopted memory need not be exported.
+  // With a duplicate, adopted memory need not be exported. A device that
+  // reports holders would count the duplicate as one.
   SharedFd fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, ToShared(kept.Duplicate()));

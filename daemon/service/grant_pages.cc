@@ -90,7 +90,8 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
       std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));
   pages->limits_.reset(is_new ? new (page) GrantLimits() : page);
   pages->limits_->generation = generation;
-  // Other users cannot reopen their descriptor for writing.
+  // Without write permission, other users cannot reopen their read-only
+  // descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
     return ErrnoStatus(errno, "protect the grant page");
   }
@@ -204,9 +205,9 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const GrantUseSlot& use = page->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
-      // The deadline of the copy at the front or of a later one. That of an
-      // earlier copy would have passed, and the copy at the front would count
-      // as late.
+      // The rank writes due_ns before due_bytes, so this is the deadline of the
+      // copy that ends at `up_to`, or of a later one. With the passed deadline
+      // of an earlier copy, that copy would count as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {
           up_to,
@@ -238,7 +239,7 @@ void GrantPages::Refill() {
 }
 
 void GrantPages::Work() {
-  // Each refill is short, so other work does not lose a core.
+  // Runs before other threads. They lose little time: a refill is short.
   if (!GoBeforeOthers()) {
     constexpr int kNice = -15;
     (void)setpriority(PRIO_PROCESS, 0, kNice);  // this thread; may be refused

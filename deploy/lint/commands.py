@@ -35,7 +35,8 @@ def entries(build):
 
 
 def sources(entry):
-    """Relative to the root; for a batch, the files that it includes."""
+    """Returns the entry's source, or the files that a batch includes, relative
+    to the root."""
     path = os.path.relpath(entry["file"], ROOT)
     if os.sep + "unity" + os.sep in path:
         return INCLUDE.findall(read(entry["file"]))
@@ -51,7 +52,8 @@ def precompiled(words):
 
 
 def arguments(entry):
-    """Without launcher, outputs, warnings, source and precompiled header."""
+    """Returns the flags without launcher, outputs, warnings, source and
+    precompiled header."""
     words = shlex.split(entry["command"])
     words = words[next(i for i, word in enumerate(words) if os.path.basename(
         word).startswith(("c++", "g++", "clang++"))) + 1:]

@@ -38,7 +38,7 @@ class TraceBuilder {
   NamedTrace& out() { return out_; }
 
   // Adds a buffer. Close sets `upper` later if it is kStillAlive.
-  // InvalidArgument has no place in the file: the reader adds it.
+  // The message of InvalidArgument has no line number: the reader adds it.
   absl::Status Add(std::string name, int64_t lower, int64_t upper,
                    int64_t bytes);
   void Close(size_t buffer, int64_t upper) {
@@ -54,7 +54,7 @@ class TraceBuilder {
   int64_t total_ = 0;
 };
 
-// A place in the input. At returns InvalidArgument "FILE:LINE:COLUMN: text".
+// A position in the input. At returns InvalidArgument "FILE:LINE:COLUMN: text".
 struct Place {
   std::string file;
   int64_t line = 0;
@@ -78,7 +78,7 @@ bool ParseInt(std::string_view text, T* value, int base = 10) {
   return error == std::errc() && at == end;
 }
 
-// Limit of a line's length, which bounds memory. No format has longer lines.
+// Limit of a line's length, which bounds memory. Longer lines are refused.
 inline constexpr size_t kMaxLineBytes = 64 << 10;
 
 // Reads a text input line by line, with line numbers.

@@ -15,7 +15,7 @@ struct PlanProgress {
   int64_t done = 0;     // number of planned segments
   int64_t all = 0;      // number of all segments
   std::string segment;  // the segment being planned
-  std::string arm;      // the current solver: "greedy", "search", "cbc"
+  std::string arm;      // the current solver, such as "sweep" or "cbc"
   Bytes peak;           // peak of the segment's best plan so far
   Bytes lower_bound;    // the best bound proved so far
   bool operator==(const PlanProgress&) const = default;

@@ -8,11 +8,11 @@ Runs on 1, 2 and 4 simulated GPUs. Each has its own link, which is so fast that
 copying the states there and back takes 0.8 of a step's compute time. With
 states in host memory a GPU has less HBM than all states take.
 
-Each direction copies for 0.4 of a step. Forward is a quarter of a step, and
-only forward, the ring in HBM and what the ring fetches during backward can
-hide copies. So 1.15 is the most that may be required even if the ring is tiny
-compared to the states. The step copies nothing else, because its activations
-are kept in HBM.
+The states pass through a ring of buffers in HBM. Each direction copies for 0.4
+of the compute time. Copies run under forward, which is 0.25 of it, and as far
+as the ring has room, under backward. With a tiny ring 0.4 - 0.25 = 0.15 stays
+visible, so the limit is 1.15. The step copies nothing else, because its
+activations are kept in HBM.
 
 The sequence is so long that the simulator's memcpy, which takes CPU time but
 would take none of a GPU's, is about a twentieth of the CPU seconds.

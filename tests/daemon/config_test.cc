@@ -103,7 +103,7 @@ level = "debug"
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
 }
 
-TEST(Config, WhatIsWrongIsOneLineWithFileAndLine) {
+TEST(Config, AnErrorIsOneLineWithFileAndLine) {
   struct Case {
     const char* text;
     const char* message;
@@ -193,7 +193,7 @@ TEST(Config, AUsersWeightHasAUserAndLimits) {
 }
 
 // Guards against accepting a second budget of the same job silently.
-TEST(Config, AJobsBudgetStandsOnce) {
+TEST(Config, ASecondBudgetOfAJobIsRefused) {
   EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"a\"\n"
                           "[[budgets.job]]\nname = \"a\"\n",
                           "c.toml"),
@@ -201,7 +201,7 @@ TEST(Config, AJobsBudgetStandsOnce) {
                        HasSubstr("c.toml:3: job a stands here twice")));
 }
 
-TEST(Config, AJobsBudgetIsOfANameThatAJobCanHave) {
+TEST(Config, ABudgetForAnInvalidJobNameIsRefused) {
   EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"my job\"\n", "c.toml"),
               StatusIs(absl::StatusCode::kInvalidArgument,
                        HasSubstr("c.toml:1: job has a character with code "
@@ -209,7 +209,7 @@ TEST(Config, AJobsBudgetIsOfANameThatAJobCanHave) {
 }
 
 // Guards against `gpu_bytes = 40` read as 40 bytes, and "40GB" read as 40 GiB.
-TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
+TEST(Config, SizesNeedUnitsAsOnTheCommandLine) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
   EXPECT_THAT(bare, StatusIs(absl::StatusCode::kInvalidArgument,
                              HasSubstr("'gpu_bytes' must be a size above 0 in "
@@ -228,7 +228,7 @@ TEST(Config, SizesHaveUnitsAsOnTheCommandLines) {
   EXPECT_EQ(config.job_limits.host, Bytes(1'000'000));
 }
 
-TEST(Config, TwoNamesOfOneSettingAreNotBothGiven) {
+TEST(Config, TwoNamesOfOneSettingTogetherAreRefused) {
   EXPECT_THAT(
       ParseConfig("[pools]\ngpu_bytes = \"1GiB\"\ngpu_memory = \"2GiB\"\n",
                   "c.toml"),
@@ -237,7 +237,7 @@ TEST(Config, TwoNamesOfOneSettingAreNotBothGiven) {
                          "give one of them")));
 }
 
-TEST(Config, FileIsReadAndFaultsNameIt) {
+TEST(Config, AFileIsReadAndErrorsNameIt) {
   testing::TempDir directory;
   const std::string path = directory.File("c.toml");
   std::ofstream(path) << "[sim]\ngpus = 3\n";
@@ -251,7 +251,7 @@ TEST(Config, FileIsReadAndFaultsNameIt) {
 
 // Guards against an error that quotes a value with its newlines (found by
 // fuzzing).
-TEST(Config, AFaultIsOneLineWhateverItQuotes) {
+TEST(Config, AnErrorStaysOneLineWhateverItQuotes) {
   for (const std::string& text :
        {std::string("a = t\n"), std::string("\"a\\nb\\u001b\" = 1\n"),
         std::string(3000, 'k') + " = 1\n", std::string("driver = '\tsim'")}) {
@@ -265,7 +265,7 @@ TEST(Config, AFaultIsOneLineWhateverItQuotes) {
 
 // Guards against a folder, which reads as an empty file: the daemon would start
 // with defaults.
-TEST(Config, WhatIsNoFileIsRefused) {
+TEST(Config, APathThatIsNoRegularFileIsRefused) {
   testing::TempDir directory;
   for (const std::string& path :
        std::vector<std::string>{directory.path(), "/dev/null"}) {

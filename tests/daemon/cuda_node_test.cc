@@ -99,7 +99,7 @@ TEST(CudaNode, SizesAreMultiplesOfEachKindsGranularity) {
   }
 }
 
-TEST(CudaNode, HasWhatIsConfigured) {
+TEST(CudaNode, FollowsTheConfiguration) {
   const TempDir root;
   Config config;
   config.principal_limits = {GiB(1), GiB(2)};
@@ -120,7 +120,7 @@ TEST(CudaNode, HasWhatIsConfigured) {
   EXPECT_EQ(node.config.plan_time_limit, absl::Seconds(12));
 }
 
-TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
+TEST(CudaNode, APoolTooSmallForOneExtentIsRefused) {
   const TempDir root;
   EXPECT_THAT(OpenCuda(root, {.gpu_pool = MiB(3)}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -134,7 +134,7 @@ TEST(CudaNode, APoolThatNothingFitsIntoIsRefused) {
 // Guards against a pool of half of the free memory, which does not count memory
 // that jobs hold: a daemon that takes over would have a smaller pool than they
 // hold, and refuse to serve.
-TEST(CudaNode, TheHostPoolIsTheSameHoweverMuchOfItIsHeld) {
+TEST(CudaNode, TheHostPoolDoesNotDependOnMemoryInUse) {
   const TempDir root;
   WriteMemoryInfo(root, GiB(4), MiB(3800));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node first, OpenCuda(root));
@@ -145,7 +145,7 @@ TEST(CudaNode, TheHostPoolIsTheSameHoweverMuchOfItIsHeld) {
   EXPECT_EQ(next.config.extent.host, first.config.extent.host);
 }
 
-TEST(CudaNode, TheHostPoolIsOfTheMemoryThatItsGroupMayUse) {
+TEST(CudaNode, TheHostPoolRespectsTheCgroupsLimit) {
   for (const auto& [limit, memory] :
        {std::pair{GiB(1), GiB(1)}, std::pair{GiB(9), GiB(4)}}) {
     const TempDir root;
@@ -188,7 +188,7 @@ TEST(SimNode, HasTheNodesThatAreConfigured) {
   EXPECT_EQ(node.config.gpus[0].pool, config.sim.gpu_memory) << "no spare";
 }
 
-TEST(CudaNode, ItSaysWhyHostMemoryIsOfTheLesserKind) {
+TEST(CudaNode, ReportsWhyAFallbackKindOfHostMemoryIsUsed) {
   const TempDir root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node best, OpenCuda(root));
   EXPECT_THAT(best.config.warnings, IsEmpty());
@@ -220,7 +220,7 @@ TEST(CudaNode, MemoryWithoutCoresIsNamedAndLeftOut) {
                                 EndsWith(": numactl -H"))));
 }
 
-TEST(CudaNode, HostMemoryIsAMemfdWhereTheConfigurationSaysSo) {
+TEST(CudaNode, HostMemoryIsAMemfdIfConfigured) {
   const TempDir root;
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const Config config,
@@ -257,7 +257,7 @@ TEST(CudaNode, OneLostGpuOfEightKeepsItsNumberAndTheOthersAreServed) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nvidia-smi -q")));
 }
 
-TEST(CudaNode, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
+TEST(CudaNode, ExclusiveGpusAreRefusedWithTheCommandThatChangesIt) {
   const TempDir root;
   EXPECT_THAT(
       OpenCuda(root, {}, "compute_mode=3"),
@@ -325,7 +325,7 @@ TEST(CudaNode, AnInstanceOfAGpuIsAGpuByItsOwnName) {
   EXPECT_EQ(node.config.gpus[0].uuid, kSecond);
 }
 
-TEST(CudaNode, ItsLinksAreWhatSysfsTells) {
+TEST(CudaNode, LinksAreReadFromSysfs) {
   const TempDir root;
   AddSwitch(root);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root));
@@ -374,7 +374,7 @@ links = [{name = "pci-0000:38:00.0", h2d_bytes_per_s = 50e9, d2h_bytes_per_s = 4
   EXPECT_THAT(node.config.warnings, IsEmpty());
 }
 
-TEST(CudaNode, ALimitThatCannotBeIsRefused) {
+TEST(CudaNode, AnImpossibleLinkLimitIsRefused) {
   const TempDir root;
   AddSwitch(root);
   Config config;

@@ -50,7 +50,7 @@ TEST(NvidiaDevice, IsSeenByItsFilesOrOnTheBus) {
   EXPECT_EQ(FindNvidiaDevice(bus.path()), "PCI device 0000:3b:00.0");
 }
 
-TEST(NvidiaDevice, ItsNodeIsTheOneThatTheDriverTellsOfItsUuid) {
+TEST(NvidiaDevice, ItsNodeIsFoundByItsUuidInTheDriversFiles) {
   const TempDir root;
   const auto add = [&](const std::string& bus, const std::string& uuid,
                        const std::string& minor) {
@@ -65,7 +65,7 @@ TEST(NvidiaDevice, ItsNodeIsTheOneThatTheDriverTellsOfItsUuid) {
   EXPECT_EQ(NvidiaDeviceNode("GPU-c", root.path()), "");
 }
 
-TEST(NvidiaDevice, OthersAndItsSoundFunctionAreNone) {
+TEST(NvidiaDevice, OtherDevicesAndAGpusAudioFunctionAreNoGpu) {
   const TempDir root;
   EXPECT_EQ(FindNvidiaDevice(root.path()), "");
   AddPciDevice(root, "0000:00:02.0", "0x8086", "0x030000");
@@ -79,7 +79,7 @@ absl::StatusOr<Node> OpenAuto(const TempDir& run, const TempDir& root) {
 }
 
 // Guards against simulating GPUs silently because a driver is broken.
-TEST(DriverAuto, IsRefusedWhereADeviceHasNoWorkingDriver) {
+TEST(DriverAuto, IsRefusedIfAGpuHasNoWorkingDriver) {
   if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
   const TempDir run, root;
   Write(root, "/dev/nvidia0");
@@ -91,7 +91,7 @@ TEST(DriverAuto, IsRefusedWhereADeviceHasNoWorkingDriver) {
   EXPECT_TRUE(std::filesystem::is_empty(run.path()));
 }
 
-TEST(DriverAuto, SimulatesWhereThereIsNoneAndWarns) {
+TEST(DriverAuto, SimulatesWithAWarningIfThereIsNoGpu) {
   if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
   const TempDir run, root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenAuto(run, root));
@@ -100,7 +100,7 @@ TEST(DriverAuto, SimulatesWhereThereIsNoneAndWarns) {
               ElementsAre(HasSubstr("GPUs are simulated")));
 }
 
-TEST(DriverSim, IsWhatWasAskedForBesideABrokenDriverToo) {
+TEST(DriverSim, SimulatesEvenIfAGpusDriverIsBroken) {
   const TempDir run, root;
   Write(root, "/dev/nvidia0");
   Config config;

@@ -89,7 +89,7 @@ TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
 }
 
 // A switch is below another one, such as the switch of a GPU card.
-TEST(PciLinks, EachSwitchOfARowIsALink) {
+TEST(PciLinks, EachOfSwitchesInSeriesIsALink) {
   Sysfs sysfs;
   std::string path = "pci0000:00";
   for (const char* address : {"0000:00:01.0", "0000:01:00.0", "0000:02:00.0",
@@ -127,7 +127,7 @@ TEST(PciLinks, ABridgeOfTheRootComplexIsNoLink) {
               ElementsAre("pci-0000:02:00.0", "root-0000:00", "numa0"));
 }
 
-TEST(PciLinks, WhatIsMissingIsLeftOut) {
+TEST(PciLinks, MissingFilesAreSkipped) {
   Sysfs sysfs;
   sysfs.Device("pci0000:3a/0000:3a:00.0");
   const std::string gpu = sysfs.Device("pci0000:3a/0000:3a:00.0/0000:3b:00.0");

@@ -49,7 +49,7 @@ Policy Sample() {
   return policy;
 }
 
-TEST(PolicyFile, IsReadAsItWasWrittenAlsoWithAnotherMonotonicClock) {
+TEST(PolicyFile, IsReadAsWrittenEvenAfterAReboot) {
   const TempDir folder;
   const PolicyFile file(folder.File("kept/here"));
   EXPECT_EQ(file.Read(At(0), geteuid()).value(), Policy()) << "none yet";
@@ -92,7 +92,7 @@ TEST(PolicyFile, ATimeStaysTheSameFromStartToStart) {
   }
 }
 
-TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
+TEST(PolicyFile, AnInvalidFileIsRefusedInOneLineWithThePlace) {
   const TempDir folder;
   const PolicyFile file(folder.path());
   const std::string whole = EncodePolicy(Sample(), At(200));
@@ -166,7 +166,7 @@ TEST(PolicyFile, WhatIsNotAPolicyIsRefusedInOneLineThatSaysWhere) {
 }
 
 // Guards against an error that quotes a long name whole (found by fuzzing).
-TEST(PolicyFile, AComplaintIsNoLongerThanAScreen) {
+TEST(PolicyFile, AnErrorMessageHasALimitedLength) {
   const std::string name(100'000, 'x');
   EXPECT_THAT(
       DecodePolicy(fmt::format(R"({{"sluice_policy": 1, "limits": [],
@@ -180,7 +180,7 @@ TEST(PolicyFile, AComplaintIsNoLongerThanAScreen) {
 
 // Guards against a time that was accepted and written as null, which the next
 // daemon refused at its start (found by fuzzing).
-TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
+TEST(PolicyFile, AnImpossibleTimeIsRefused) {
   for (const char* when : {"1e300", "-1e300", "1e13"}) {
     const std::string text = std::string(R"({"sluice_policy": 1, "limits": [],
         "drained": {"by": "", "reason": "", "at_unix_s": )") +
@@ -191,7 +191,7 @@ TEST(PolicyFile, ATimeThatNoClockSaysIsRefused) {
 }
 
 // Guards against refusing the policy when root checks another user's daemon.
-TEST(PolicyFile, ItIsTheDaemonsUsersWhoeverReadsIt) {
+TEST(PolicyFile, TheOwnerMustBeTheDaemonsUserNotTheReader) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may give files away";
   const TempDir folder;
   const PolicyFile file(folder.path());
@@ -206,7 +206,7 @@ TEST(PolicyFile, ItIsTheDaemonsUsersWhoeverReadsIt) {
   EXPECT_THAT(file.Read(At(200), geteuid()).status(), StatusIs(kInvalid));
 }
 
-TEST(PolicyFile, OneThatOthersMayWriteToIsRefused) {
+TEST(PolicyFile, AFileThatOthersMayWriteIsRefused) {
   const TempDir folder;
   const PolicyFile file(folder.path());
   ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());

@@ -28,7 +28,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(RuntimeLock, IsHeldByOneAndGoneAfterIt) {
+TEST(RuntimeLock, IsHeldByOneProcessAndRemovedAfterIt) {
   testing::TempDir directory;
   {
     const auto first = RuntimeLock::Take(directory.path());
@@ -66,7 +66,7 @@ TEST(RuntimeLock, ItsFolderIsForEveryUserWhateverTheUmask) {
 
 // Guards against a lock on a file that was opened before its holder removed it:
 // no other process would find that file.
-TEST(RuntimeLock, IsNeverHeldByTwoHoweverTheyComeAndGo) {
+TEST(RuntimeLock, IsNeverHeldByTwoThreadsInAnyOrder) {
   testing::TempDir directory;
   std::atomic<int> holders = 0, taken = 0;
   std::atomic<bool> two = false;
@@ -88,7 +88,7 @@ TEST(RuntimeLock, IsNeverHeldByTwoHoweverTheyComeAndGo) {
   EXPECT_GT(taken, 0);
 }
 
-TEST(RuntimeLock, IsNotTakenWhereOthersMayWrite) {
+TEST(RuntimeLock, IsRefusedInAFolderThatOthersMayWrite) {
   testing::TempDir directory;
   for (const mode_t mode : {0770, 0707, 01777}) {
     ASSERT_EQ(chmod(directory.path().c_str(), mode), 0);
@@ -109,7 +109,7 @@ TEST(RuntimeLock, IsNotTakenWhereOthersMayWrite) {
   EXPECT_THAT(RuntimeLock::Take(inner), IsOk());
 }
 
-TEST(RuntimeLock, IsNotTakenInAnothersFolder) {
+TEST(RuntimeLock, IsRefusedInTheFolderOfAnotherUser) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
   testing::TempDir directory;
   const std::string inner = directory.File("inner");
@@ -165,7 +165,7 @@ class OneUser : public ::testing::Test {
   const std::string as_root_ = fmt::format("0 {} 1\n", kUser);
 };
 
-TEST_F(OneUser, RootsTemporaryFolderIsSafe) {
+TEST_F(OneUser, RootsTemporaryFolderIsAccepted) {
   for (const std::string& maps : {as_itself_, as_root_}) {
     const std::string own = Make("/tmp", kUser, 0700);
     Take(own, maps, "");
@@ -173,7 +173,7 @@ TEST_F(OneUser, RootsTemporaryFolderIsSafe) {
   }
 }
 
-TEST_F(OneUser, StrangersFolderInItIsNot) {
+TEST_F(OneUser, AnotherUsersTemporaryFolderIsRefused) {
   for (const mode_t mode : {01777, 0755}) {
     const std::string strangers = Make("/tmp", kStranger, mode);
     Take(Make(strangers, kUser, 0700), as_itself_,
@@ -182,7 +182,7 @@ TEST_F(OneUser, StrangersFolderInItIsNot) {
   }
 }
 
-TEST_F(OneUser, AreToldApartWhereTwoAreMapped) {
+TEST_F(OneUser, IsRefusedIfTheNamespaceMapsTwoUsers) {
   const std::string own = Make("/tmp", kUser, 0700);
   Take(own, as_root_ + fmt::format("1 {} 1\n", kStranger),
        "/tmp belongs to a user that this namespace does not map");

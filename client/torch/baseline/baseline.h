@@ -5,8 +5,8 @@
 //   keep-all   every layer's autograd graph stays until its backward
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in
 //              backward (full activation checkpointing)
-//   alst       layer inputs are in host memory; all but attention runs, and
-//              runs again, over tiles of rows
+//   alst       layer inputs are in host memory; everything but attention runs
+//              over tiles of rows, in forward and when it is recomputed
 //
 // Backward runs one layer at a time. Besides weights and gradients, recompute's
 // peak is at most (layers + 32) x [local rows, hidden]; alst's is at most 14 x
@@ -39,7 +39,7 @@ namespace sluice::runtime {
 // Keeps the inputs of alst's layers in leased host memory, copied by the rank's
 // engine.
 //
-//   forward   Save(i, x) starts the copy out; AwaitSaved before x is written
+//   forward   Save(i, x) starts the copy out; AwaitSaved before writing to x
 //   backward  Fetch(i) starts the copy in, as early as there is room for it;
 //             Take(i) waits and returns the tensor
 //

@@ -153,7 +153,7 @@ RankPage::~RankPage() { munmap(shared_, sizeof(Shared)); }
 
 void RankPage::Publish() {
   const Words words = std::bit_cast<Words>(own_);
-  // The events, the first word, go last, and Read takes them first, so a reader
+  // Stores the first word, the events, last. Read loads it first, so a reader
   // that sees an event sees all that it set.
   for (size_t i = words.size() - 1; i > 0; --i) {
     shared_->words[i].store(words[i], kRelaxed);

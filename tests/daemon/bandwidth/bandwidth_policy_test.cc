@@ -54,7 +54,7 @@ TEST_F(OneLinkTest, APromiseIsKeptInEverySpanOf20Milliseconds) {
 }
 
 // Simulates a rank that frees its memory and leases it again, over and over.
-TEST_F(OneLinkTest, APromiseThatComesAndGoesBringsNoMore) {
+TEST_F(OneLinkTest, ReattachingAPromiseGainsNoBandwidth) {
   Open({0, 1});
   node.Ask(0, 1000 * kUnit);
   node.Ask(1, 1000 * kUnit);
@@ -76,7 +76,7 @@ TEST_F(OneLinkTest, FairSharesAreEvenWithoutPromises) {
   EXPECT_NEAR(node.copied(1), 3 * kUnit, 1);
 }
 
-TEST_F(OneLinkTest, WhatIsPromisedAndNotUsedIsLentAtOnce) {
+TEST_F(OneLinkTest, UnusedPromisedBandwidthIsLentAtOnce) {
   Open({0, 1});
   Promise(0, 0.9);
   node.Ask(1, 5 * kUnit);
@@ -164,7 +164,7 @@ TEST_F(OneLinkTest, PromisesBeyondTheLinkAreScaledDown) {
   EXPECT_NEAR(node.copied(1), 2.5 * kUnit, 0.1 * kUnit);
 }
 
-TEST_F(OneLinkTest, WhatIsWantedMayBecomeLess) {
+TEST_F(OneLinkTest, ADemandMayShrink) {
   Open({0});
   node.policy().SetWanted(0, 5 * kUnit);
   node.policy().SetWanted(0, 0.5 * kUnit);
@@ -173,7 +173,7 @@ TEST_F(OneLinkTest, WhatIsWantedMayBecomeLess) {
   EXPECT_TRUE(node.policy().Share(node.now(), absl::Seconds(1)).empty());
 }
 
-TEST_F(OneLinkTest, WhatALeavingFlowWasPromisedIsOthersAtOnce) {
+TEST_F(OneLinkTest, ThePromiseOfALeavingFlowIsFreeAtOnce) {
   Open({0, 1, 2});
   Promise(0, 0.9);
   node.Ask(0, 100 * kUnit);
@@ -188,7 +188,7 @@ TEST_F(OneLinkTest, WhatALeavingFlowWasPromisedIsOthersAtOnce) {
   EXPECT_NEAR(node.copied(2), 0.9 * kUnit, 1);
 }
 
-TEST(BandwidthPolicy, DirectionsOfALinkDoNotMeet) {
+TEST(BandwidthPolicy, DirectionsOfALinkAreIndependent) {
   NodeSimulation node(OneLink(), kTick);
   node.Open(0, 0, kH2d);
   node.Open(1, 0, kD2h);
@@ -213,7 +213,7 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseIsBehindAndDoesNotStarve) {
 // Each channel promises 0.9. In one window all flows may want 20 ms of their
 // rates, and the flows that fill the switch do not make the narrow link's flow
 // late.
-TEST(BandwidthPolicy, OnATreeEachFloorIsKeptOnItsWholePath) {
+TEST(BandwidthPolicy, PromisesAreKeptOnEachLinkOfAPath) {
   NodeSimulation node(*Topology::Make({{"switch", 2 * kUnit},
                                        {"gpu0", kUnit, 0, "switch"},
                                        {"gpu1", kUnit, 0, "switch"},

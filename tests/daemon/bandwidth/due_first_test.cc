@@ -1,5 +1,4 @@
 #include "daemon/bandwidth/shares.h"
-
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -41,7 +40,7 @@ TEST(DueFirst, ACopyThatAFairShareServesInTimeGetsNothingExtra) {
   EXPECT_THAT(Share({Copy(0, -5), Copy(0, -5)}), ElementsAre(0, 0));
 }
 
-TEST(DueFirst, TheOneThatIsDueFirstGoesFirst) {
+TEST(DueFirst, TheEarliestDeadlineGoesFirst) {
   EXPECT_THAT(Share({Copy(40, 4), Copy(6, 1.2)}), ElementsAre(4, 6));
   EXPECT_THAT(Share({Copy(40, -1), Copy(6, 1.2)}), ElementsAre(10, 0));
 }

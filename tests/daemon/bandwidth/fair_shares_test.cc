@@ -1,8 +1,7 @@
-#include "daemon/bandwidth/shares.h"
-
 #include <algorithm>
 #include <random>
 
+#include "daemon/bandwidth/shares.h"
 #include "daemon/bandwidth/topology.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -20,7 +19,7 @@ std::vector<double> SharedBytes(const std::vector<Want>& wants,
   return ShareFairly(wants, room).bytes;
 }
 
-TEST(FairShares, WhatOneLeavesGoesToTheOthers) {
+TEST(FairShares, UnusedBandwidthGoesToTheOthers) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
   EXPECT_THAT(SharedBytes({{&path, 10}, {&path, 100}, {&path, 100}}, room),

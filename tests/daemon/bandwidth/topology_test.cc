@@ -22,7 +22,7 @@ std::vector<std::string> Names(const Topology& topology, int link,
   return names;
 }
 
-TEST(Topology, DirectionsGoApartUpToWhatBothLoad) {
+TEST(Topology, DirectionsAreSeparateUpToASharedChannel) {
   const auto topology = Topology::Make({
       {"numa0", 0, 0, "", 100},
       {"root0", 64, 64, "numa0"},

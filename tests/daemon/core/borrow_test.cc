@@ -52,7 +52,7 @@ TEST_F(Borrow, TheNextJobLeasesAllThatIsLeftAndNoJobBorrowsBesideIt) {
   EXPECT_TRUE(Lease(second, 1, MiB(24)));
 }
 
-TEST_F(Borrow, WhatWasGivenBackIsTheNextJobs) {
+TEST_F(Borrow, FreedBorrowedMemoryGoesToTheNextJob) {
   const SessionId first = node_.Attach("first", 0);
   const auto lease = node_.Lease(first, Host(1), MiB(16));
   ASSERT_THAT(lease.status(), IsOk());
@@ -60,7 +60,7 @@ TEST_F(Borrow, WhatWasGivenBackIsTheNextJobs) {
   EXPECT_TRUE(Lease(node_.Attach("second", 0, 1, 2, 1), 1, MiB(32)));
 }
 
-TEST_F(Borrow, AJobWhoseRanksAreNotAllThereOrOnBothNodesBorrowsNothing) {
+TEST_F(Borrow, OnlyACompleteJobOnOneNodeMayBorrow) {
   const SessionId rank = node_.Attach("pair", 0, 2);
   EXPECT_EQ(Borrowable(rank), Bytes(0)) << "rank 1 may come to the other node";
   const SessionId same = node_.Attach("pair", 1, 2);

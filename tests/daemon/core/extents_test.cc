@@ -217,7 +217,7 @@ TEST(Extents, IdleHostMemoryGoesOldestFirstWhereTheMachineNeedsIt) {
 }
 
 // Guards against memory that a dead pod keeps and no other pod may have.
-TEST(Extents, WhatAPodLeavesGoesAtOnceAndASlurmJobsToTheUsersNext) {
+TEST(Extents, MemoryOfAnEndedPodIsReleasedAndOfASlurmJobReused) {
   constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
   CoreDriver node(KeepingHost());
   DieWithHost(node, 1, "/kubepods/pod1");

@@ -124,7 +124,7 @@ TEST(GrantsDue, EarliestDeadlineFirstLeavesNoCopyLate) {
 }
 
 // Half of the link carries 40 units in 80T.
-TEST(GrantsDue, ACopyThatAFairShareBringsInTimeIsLentNothing) {
+TEST(GrantsDue, ACopyInTimeByItsFairShareBorrowsNothing) {
   DueLink link(2);
   link.Copy(0, kForever, absl::InfiniteDuration());
   link.Copy(1, Units(40), 84 * kT);
@@ -134,7 +134,7 @@ TEST(GrantsDue, ACopyThatAFairShareBringsInTimeIsLentNothing) {
 }
 
 // Each rank has 3 units due at 3T; the link carries both by 6T.
-TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
+TEST(GrantsDue, LateCopiesAndTheirDelaysAreCounted) {
   DueLink link(2);
   for (int i = 0; i < kRounds; ++i) {
     for (int slot : {0, 1}) link.Copy(slot, Units(3), 3 * kT);
@@ -153,7 +153,7 @@ TEST(GrantsDue, CopiesThatAreLateAreCountedAndForHowLong) {
 }
 
 // Guards against a user that gets ahead of others with each of its many ranks.
-TEST(GrantsDue, RanksOfOneUserAreAheadOfOthersTogetherByWhatOneMayBe) {
+TEST(GrantsDue, RanksOfOneUserTogetherGetAheadOnlyAsFarAsOneMay) {
   GrantPolicy policy({{"pcie0", kDueRate, kDueRate}});
   constexpr int kRanks = 21;
   std::map<int, Directions> used;

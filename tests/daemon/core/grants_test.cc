@@ -144,7 +144,7 @@ TEST(Grants, AUserHasItsPartOfEachLinkOfAPath) {
 }
 
 // Guards against sessions that hold no memory but claim to copy.
-TEST(Grants, RanksWithoutMemoryGetWhatNobodyElseWants) {
+TEST(Grants, RanksWithoutMemoryGetOnlyUnusedBandwidth) {
   Link link;
   const GrantSharer idle = {.who = {2, ""}, .holds = false};
   link.Attach(0, 0, 0, {.who = {1, ""}});
@@ -323,7 +323,7 @@ TEST(Grants, PrefetchesGoBeforeOffloadsOnASharedMemoryLink) {
 }
 
 // On a link with separate directions, a rank that is alone has a wide window.
-TEST(Grants, AnOffloadsWindowIsNoWiderOnASharedMemoryLinkThanBesideOthers) {
+TEST(Grants, AnOffloadAloneOnASharedMemoryLinkHasANarrowWindow) {
   Link alone({{"pcie0", kRate, kRate}});
   Link both({{"pcie0", kRate, kRate, "", kRate}});
   alone.Attach(0);
@@ -533,7 +533,7 @@ TEST(Grants, ALoweredPromiseMakesRoomForOthers) {
   EXPECT_GT(rate(0), 0.19 * kRate);
 }
 
-TEST(Grants, ARankGoesOnFromWhatAnEarlierDaemonGrantedIt) {
+TEST(Grants, ARankContinuesFromTheGrantsOfAnEarlierDaemon) {
   GrantPolicy policy({{"pcie0", kRate, kRate}});
   const GrantPolicy::Grant on =
       policy.Resume(0, 0, {}, {1000, 500}, {800, 700});

@@ -10,7 +10,7 @@ constexpr absl::Duration kAfter = absl::Minutes(10);
 
 absl::Time At(int seconds) { return kStart + absl::Seconds(seconds); }
 
-TEST(IdleEnd, ADaemonThatNobodyUsesEndsAfterItsTimeFromTheStart) {
+TEST(IdleEnd, AnUnusedDaemonEndsAfterItsIdleTimeFromTheStart) {
   IdleEnd end(kAfter, kStart);
   EXPECT_EQ(end.At(false, At(5)), At(600));
   EXPECT_EQ(end.At(false, At(599)), At(600));

@@ -49,7 +49,7 @@ TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
 }
 
 // Guards against a lease that stays granted although it was refused.
-TEST(Lease, ThatCouldNotBeSentIsRefusedAndNothingStaysCharged) {
+TEST(Lease, AGrantThatCannotBeSentIsRefusedAndUncharged) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   const RequestId request(77);
@@ -248,7 +248,7 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
 }
 
 // Guards against a limit that is listed only while it is used.
-TEST(Budget, EveryLimitThatIsSetIsListedUsedOrNot) {
+TEST(Budget, EveryConfiguredLimitIsListedEvenIfUnused) {
   using Of = LimitLine::Of;
   NodeConfig config = SmallNode();
   config.job_limits = {.gpu = MiB(8)};
@@ -301,7 +301,7 @@ TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
 
 // Guards against clients that give up a lease while the daemon makes its
 // memory.
-TEST(Lease, OneThatTakesLongTellsThatItGoesOn) {
+TEST(Lease, ASlowLeaseSendsNoticesOfItsProgress) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);

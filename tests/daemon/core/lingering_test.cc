@@ -156,7 +156,7 @@ TEST(Lingering, TheDeviceIsNotAskedIfItNeverKnowsTheHolders) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
 }
 
-TEST(Lingering, OneQuestionIsBounded) {
+TEST(Lingering, ADeviceQueryHasALimitedNumberOfExtents) {
   NodeConfig config = SmallNode();
   config.extent.host = KiB(64);
   CoreDriver node(config);

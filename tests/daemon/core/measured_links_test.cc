@@ -59,7 +59,7 @@ TEST(MeasuredLinks, AreUsedForLinksWithoutAConfiguredSpeed) {
   EXPECT_FALSE(links[2].measured);
 }
 
-TEST(LinkSpeed, IsTheLowerOfItsOwnAndBothWaysOfThoseThatAreLimits) {
+TEST(LinkSpeed, IsTheLowerOfTheLimitsThatAreSet) {
   for (const auto& [own, both, speed] :
        {std::array{1.0, 5.0, 1.0}, std::array{5.0, 1.0, 1.0},
         std::array{0.0, 5.0, 5.0}, std::array{5.0, 0.0, 5.0},

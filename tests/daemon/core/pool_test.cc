@@ -98,7 +98,7 @@ TEST(Pool, FreedExtentsAreDestroyedOldestFirst) {
   pool.CheckInvariants();
 }
 
-TEST(Pool, TheNewestIdleExtentIsReusedOrALingeringOneWhereFreeOnesAreWithheld) {
+TEST(Pool, TheNewestIdleExtentIsReusedUnlessFreeMemoryIsWithheld) {
   Pool pool({PoolKind::kHost, 0}, KiB(192), KiB(128));
   const ExtentId kept(3);
   for (const ExtentId id : {ExtentId(1), ExtentId(2), kept}) {

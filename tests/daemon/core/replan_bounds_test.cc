@@ -64,7 +64,7 @@ class ReplanOnCuda : public Replan {
 
 // Memory that a rank freed stays charged, so a plan must leave some room in a
 // budget.
-TEST_F(ReplanOnCuda, APlanLeavesABudgetRoomForPiecesThatAreLeasedAgain) {
+TEST_F(ReplanOnCuda, APlanLeavesRoomInABudgetForFreedMemoryStillMapped) {
   a = Ask("a");
   Solve({{1, MiB(30)}});
   held = LeaseHost(a, MiB(30));
@@ -411,7 +411,7 @@ class KeptProfilesOfAll : public KeptProfiles {
   }
 };
 
-TEST_F(KeptProfilesOfAll, AreLimitedWhoeverHasThem) {
+TEST_F(KeptProfilesOfAll, AreLimitedOverAllUsers) {
   EXPECT_EQ(Refusal(node.Attach("a", 0, 1, 1), 1'500'000), "");
   Solve({{1, MiB(1)}});
   const SessionId other = node.Attach("b", 0, 1, 2);

@@ -52,7 +52,7 @@ TEST_F(Replan, AJoinWaitsForMemoryThatOtherJobsFree) {
   EXPECT_EQ(Count(ChangeOutcome::kTaken), 1u);
 }
 
-TEST_F(Replan, MemoryFreedForAChangeIsReservedForItsJobsNewPlan) {
+TEST_F(Replan, MemoryBetweenAJobsOldAndNewLeaseStaysReservedForIt) {
   JoinThatWaits();
   Free(a, held);  // between its old and its new lease
   EXPECT_EQ(Ready(b), 1u);
@@ -114,8 +114,8 @@ TEST_F(Replan, HostMemoryOfTheDeadThatComesBackIsPlannedAgain) {
   }
 }
 
-// Guards against jobs that still copy at the rates of the faster links.
-TEST_F(Replan, ADaemonWithOtherLinksPlansAgain) {
+// Guards against jobs that keep copy rates which slower links cannot carry.
+TEST_F(Replan, ATakeoverWithOtherLinkSpeedsPlansAgain) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
   const auto take_over = [&](double speed) {
@@ -129,7 +129,7 @@ TEST_F(Replan, ADaemonWithOtherLinksPlansAgain) {
     next->Apply(next->core.Tick(next->clock.Now()));
     return next;
   };
-  EXPECT_THAT(take_over(1e9)->to_solve, IsEmpty()) << "they are as they were";
+  EXPECT_THAT(take_over(1e9)->to_solve, IsEmpty()) << "the speed is unchanged";
   const auto slow = take_over(2e7);
   ASSERT_THAT(slow->to_solve, SizeIs(1));
   const SolvePlan& question = slow->to_solve[0];
@@ -141,8 +141,8 @@ TEST_F(Replan, ADaemonWithOtherLinksPlansAgain) {
   for (const LoggedEvent& event : slow->core.log().events()) {
     events += event.text + "\n";
   }
-  EXPECT_THAT(events, HasSubstr("links carry other than before"));
-  EXPECT_THAT(events, HasSubstr("which is not promised beside others"));
+  EXPECT_THAT(events, HasSubstr("the speeds of links have changed"));
+  EXPECT_THAT(events, HasSubstr("more than the link has left to promise"));
 }
 
 TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
@@ -278,7 +278,7 @@ TEST_F(Replan, AnInfeasibleJoinIsPlannedAloneAndChangesNoOtherJob) {
   EXPECT_THAT(node.to_solve[1].profiles, SizeIs(1));
 }
 
-TEST_F(Replan, SeveralJoinsAtOnceAreOneRequest) {
+TEST_F(Replan, JoinsDuringARoundArePlannedInOneNextRound) {
   a = Ask("a");  // its round is being solved
   b = Ask("b", 1);
   const SessionId c = Ask("c", 1);
@@ -298,14 +298,14 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   const PlanRoundId first = node.to_solve.back().round;
   EXPECT_EQ(node.to_solve.back().who.uid, 1u);
   Ask("a too", 1);
-  EXPECT_THAT(node.hurried, ::testing::IsEmpty()) << "it is the same user's";
+  EXPECT_THAT(node.hurried, ::testing::IsEmpty()) << "a job of the same user";
   b = Ask("b", 1, 2);
   EXPECT_THAT(node.hurried, ElementsAre(first));
 }
 
-// Guards against a user that gets more turns by many jobs, or by jobs that
-// return.
-TEST_F(Replan, EachUserHasAJointRoundOfItsOwnInTurn) {
+// Guards against a user that gets more turns because it has more jobs, or
+// because they ask again.
+TEST_F(Replan, UsersTakeTurnsWithJointRounds) {
   a = Ask("a");
   Ask("a2", 1);
   b = Ask("b", 1, 2);
@@ -350,11 +350,11 @@ TEST_F(Replan, AnEndOfAnotherUsersJobDoesNotStopAJoin) {
   EXPECT_EQ(Ready(b), 1u);
   EXPECT_THAT(Changes(a), IsEmpty());
   Wait(absl::Seconds(1));
-  ASSERT_THAT(node.to_solve, SizeIs(1)) << "with what is free";
+  ASSERT_THAT(node.to_solve, SizeIs(1)) << "b alone, with the freed memory";
   EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
 }
 
-TEST_F(Replan, ARanksEndStopsTheJointRoundAndTheOthersAreRequestedAgain) {
+TEST_F(Replan, ARanksEndStopsTheJointRoundAndOtherJobsArePlannedAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);
@@ -373,12 +373,12 @@ TEST_F(Replan, SmallDifferencesCauseNoChange) {
   b = Ask("b", 1);
   Solve({{1 - 0.9 / 64, MiB(8)}, {1, MiB(8)}});
   EXPECT_THAT(Changes(a), IsEmpty());
-  // A small change would be sent only if c did not fit without it; c just fits.
+  // a is sent a small change only if c does not fit without it. c just fits.
   const SessionId c = Ask("c", 1);
   Solve({{1 - 0.9 / 64, MiB(8) - KiB(64)},
          {1, MiB(8)},
          {1, MiB(24) - 3 * MiB(4)}});
-  EXPECT_THAT(Changes(a), IsEmpty());  // all of the 28 MiB are used
+  EXPECT_THAT(Changes(a), IsEmpty());  // a, b and c use all 28 MiB
   EXPECT_EQ(Ready(c), 1u);
 }
 
@@ -397,7 +397,7 @@ TEST_F(Replan, AJobAloneIsToldThatItsGpuLimitsIt) {
   EXPECT_EQ(plan->limits[0].what, "GPU of rank 0");
 }
 
-TEST_F(Replan, AnotherPrincipalsMemoryIsPlannedWithButNotShown) {
+TEST_F(Replan, AJointPlanShowsNothingOfAnotherPrincipalsJobs) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(16)}});
   held = LeaseHost(a, MiB(16));
@@ -447,7 +447,7 @@ TEST_F(Replan, AnotherPrincipalsHostMemoryIsNotInAJoinsBudget) {
   EXPECT_EQ(limits.at("host of NUMA node 0"), MiB(40) - 2 * MiB(4));
 }
 
-TEST(ReplanBudgets, OfUsersAndJobsAreLimitsOfTheRequest) {
+TEST(ReplanBudgets, BudgetsOfUsersAndJobsLimitTheirPlans) {
   NodeConfig config = SmallNode();
   config.principal_limits.host = MiB(30);
   config.named_job_limits["b"] = {.host = MiB(10)};
@@ -493,7 +493,7 @@ TEST_F(Replan, AJoinAfterARefusalIsPlannedAgainWhenAnotherJobsMemoryComes) {
   node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
   const SessionId d = Ask("d", 1);
   Solve({{1, MiB(16)}, {0.5, MiB(8)}, {0.5, MiB(8)}, {0.5, MiB(8)}});
-  ASSERT_THAT(node.to_solve, SizeIs(1)) << "d alone, with what is free";
+  ASSERT_THAT(node.to_solve, SizeIs(1)) << "d alone, with free memory";
   Solve({{0, Bytes(0)}});
   EXPECT_EQ(Ready(d), 1u);
   TakeChange(c, &of_c, MiB(8));
@@ -501,8 +501,7 @@ TEST_F(Replan, AJoinAfterARefusalIsPlannedAgainWhenAnotherJobsMemoryComes) {
 }
 
 TEST_F(Replan, AGrowingJobIsNotifiedWhenItsMemoryIsFree) {
-  // c leaves, so a may have more memory; but d requests a plan too, and a must
-  // wait for b.
+  // When c joins, b must shrink and a may grow, once b has freed its memory.
   a = Ask("a");
   Solve({{0.25, MiB(8)}});
   held = LeaseHost(a, MiB(8));

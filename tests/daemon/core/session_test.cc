@@ -31,7 +31,7 @@ HelloRequest HelloOfRank(int rank, int ranks, const std::string& job = "demo") {
           .local_ranks = ranks};
 }
 
-TEST(HelloOfRank, ComesFirstAndOnce) {
+TEST(HelloOfRank, MustBeTheFirstRequestAndTheOnlyHello) {
   CoreDriver node;
   const SessionId a = node.Connect();
   EXPECT_THAT(StatusOf(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)})),
@@ -63,7 +63,7 @@ TEST(HelloOfRank, RefusesARankTwiceAndRanksThatDoNotAddUp) {
   EXPECT_THAT(StatusOf(node.Ask(c, HelloOfRank(0, 1))), IsOk());
 }
 
-TEST(HelloOfRank, IsOneOfItsWorldWhoseLocalRanksAreAPart) {
+TEST(HelloOfRank, RanksAndLocalRanksMustFitTheWorldSize) {
   const auto fine = [](int rank, int world, int local) {
     CoreDriver node;
     HelloRequest hello = HelloOfRank(rank, world);
@@ -184,7 +184,7 @@ TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
 }
 
 // Guards against users that fill the saved state with error texts.
-TEST(RequestHistory, ForgetsTheOldestWhereErrorsHaveMuchText) {
+TEST(RequestHistory, ForgetsTheOldestIfErrorsAreLong) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
     ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
@@ -199,7 +199,7 @@ TEST(RequestHistory, ForgetsTheOldestWhereErrorsHaveMuchText) {
 }
 
 // Errors that were forgotten, loaded again or undone are not counted any more.
-TEST(RequestHistory, ErrorsThatAreGoneLeaveTheirRoomToOthers) {
+TEST(RequestHistory, RoomOfForgottenErrorsIsReused) {
   RequestHistory history;
   uint64_t last = 0;
   const auto fill = [&] {
@@ -323,7 +323,7 @@ TEST(Death, IsDetectedByExitStatusOrElseByRemainingLeases) {
   }
 }
 
-TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
+TEST(Death, AProcessThatReopensItsSessionCostsOneSession) {
   CoreDriver node;
   node.held = Held::kUnknown;
   for (int i = 0; i < 50; ++i) {
@@ -345,7 +345,7 @@ TEST(Death, ProcessThatOpensAndClosesSessionsForEverCostsOne) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST(Death, ASessionThatLeftMemoryStaysWhenItsProcessClosesAnother) {
+TEST(Death, AnEndedSessionWithMemoryStaysIfItsProcessEndsAnother) {
   CoreDriver node;
   std::vector<Core::Gone> gone;
   for (const Bytes size : {MiB(8), Bytes(0)}) {

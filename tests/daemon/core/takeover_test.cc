@@ -109,7 +109,7 @@ TEST_F(TakeOverTest, AnInterruptedRequestIsExecutedWhenItIsRepeated) {
   EXPECT_THAT(after_.to_read, SizeIs(1));
 }
 
-TEST_F(TakeOverTest, AWaitingLeaseKeepsItsPlaceAndWaitsOnce) {
+TEST_F(TakeOverTest, AWaitingLeaseThatIsRequestedAgainIsQueuedOnce) {
   const SessionId a = before_.Attach("a", 0), b = before_.Attach("b", 0);
   const auto held = *before_.Lease(a, Gpu(0), MiB(16));
   const RequestId request(900);

@@ -120,7 +120,7 @@ TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
 }
 
 // Guards against a loop that tries each waiting lease at each event.
-TEST(WaitingQueue, OnlyItsPoolItsUserOrTheLineGiveALeaseItsTurn) {
+TEST(WaitingQueue, ALeaseIsTriedOnlyAfterChangesThatConcernIt) {
   const absl::Time now = absl::UnixEpoch();
   WaitingQueue line;
   uint64_t request = 0;
@@ -175,7 +175,7 @@ bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
 }
 
 // Checks the rules for a new request, and for a waiting one that has its turn.
-TEST(WaitingQueue, WhatALeaseLacksSaysWhichLaterOnesStayBehindIt) {
+TEST(WaitingQueue, WhatALeaseLacksDecidesWhichLaterLeasesItDelays) {
   const absl::Time began = absl::UnixEpoch();
   const auto check = [&](Waiter::Lacks lacks, const JobKey& job,
                          const LeaseRequest& asked, Rights rights,
@@ -290,7 +290,7 @@ TEST_F(WaitingLeases, SmallerLaterLeasesPassInTheFirstHalfOfAWait) {
   EXPECT_THAT(Result(small), IsOk()) << "nobody is in front any more";
 }
 
-TEST_F(WaitingLeases, ALeaseThatWasPassedHasItsTurnInTheSecondHalf) {
+TEST_F(WaitingLeases, ALeaseThatWasPassedIsNextInTheSecondHalf) {
   const LeaseId held = Lease(alice_, MiB(8));
   const Asked head = Wait(bob_, MiB(12));
   Lease(carol_, MiB(4));

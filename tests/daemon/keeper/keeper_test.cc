@@ -122,7 +122,7 @@ TEST_F(Keeper, NoPeerNoticesTwentyDeathsAtRandomMoments) {
   EXPECT_EQ(peers[0]->Ask("count"), "24");
 }
 
-TEST_F(Keeper, TheDeadAreReapedAlsoWhereThePauseBeforeTheNextIsLong) {
+TEST_F(Keeper, DeadDaemonsAreReapedDuringALongPauseBeforeARestart) {
   Start({"--", "--die"});
   std::set<pid_t> seen;
   std::vector<pid_t> children;
@@ -137,7 +137,7 @@ TEST_F(Keeper, TheDeadAreReapedAlsoWhereThePauseBeforeTheNextIsLong) {
   EXPECT_THAT(children, ::testing::IsEmpty());
 }
 
-TEST_F(Keeper, APeerThatEndedMeanwhileShowsOnItsPidfd) {
+TEST_F(Keeper, APidfdThatIsHeldShowsThatItsPeerEnded) {
   Start();
   Peer other(Socket());
   const auto peer = Child::Fork([&] {
@@ -155,7 +155,7 @@ TEST_F(Keeper, APeerThatEndedMeanwhileShowsOnItsPidfd) {
   EXPECT_EQ(other.Ask("peer 1"), "ended");
 }
 
-TEST_F(Keeper, AThousandComeBackAndWhatWasRemovedDoesNot) {
+TEST_F(Keeper, AThousandDescriptorsComeBackAndRemovedOnesDoNot) {
   Start();
   Peer peer(Socket());
   ASSERT_EQ(peer.Ask("fill 1000"), "filled");
@@ -179,7 +179,7 @@ TEST_F(Keeper, AThousandComeBackAndWhatWasRemovedDoesNot) {
   EXPECT_EQ(peer.Ask("has x-0"), "no");
 }
 
-TEST_F(Keeper, WhatADeadDaemonSentLastIsHeld) {
+TEST_F(Keeper, TheLastDescriptorsOfADeadDaemonAreHeld) {
   Start();
   Peer peer(Socket());
   const pid_t daemon = DaemonOf(peer);
@@ -192,7 +192,7 @@ TEST_F(Keeper, WhatADeadDaemonSentLastIsHeld) {
   EXPECT_EQ(peer.Ask("wrong"), "0");
 }
 
-TEST_F(Keeper, OnlyTheDaemonStores) {
+TEST_F(Keeper, OnlyTheDaemonMayStore) {
   Start();
   Peer peer(Socket());
   const auto socket = NotifySocket::Make(folder_.File("keeper.sock"));
@@ -208,7 +208,7 @@ TEST_F(Keeper, OnlyTheDaemonStores) {
   EXPECT_THAT(End(SIGTERM).err, HasSubstr("is not the daemon"));
 }
 
-TEST_F(Keeper, HoldsNoMoreThanItWasTold) {
+TEST_F(Keeper, HoldsAtMostTheConfiguredNumber) {
   Start({"--max-descriptors", "10"});
   Peer peer(Socket());
   EXPECT_THAT(peer.Ask("fill 100"),
@@ -217,7 +217,7 @@ TEST_F(Keeper, HoldsNoMoreThanItWasTold) {
   EXPECT_EQ(peer.Ask("count"), "10");
 }
 
-TEST_F(Keeper, ASecondOneIsRefused) {
+TEST_F(Keeper, ASecondKeeperIsRefused) {
   Start();
   Peer peer(Socket());
   const ChildResult second = Child::Spawn(Command())->Join();
@@ -255,7 +255,7 @@ TEST_F(Keeper, ADaemonThatDoesNotEndIsKilled) {
 }
 
 // Includes an end requested by another process: it starts a new binary.
-TEST_F(Keeper, AnEndThatWasNotForwardedIsADeath) {
+TEST_F(Keeper, ADaemonThatEndsByItselfIsStartedAgain) {
   Start();
   Peer peer(Socket());
   const pid_t first = DaemonOf(peer);
@@ -268,7 +268,7 @@ TEST_F(Keeper, AnEndThatWasNotForwardedIsADeath) {
   EXPECT_THAT(log, HasSubstr("exited with status 0; 3 descriptors are held"));
 }
 
-TEST_F(Keeper, BadInputOfTheDaemonIsHandedOn) {
+TEST_F(Keeper, TheDaemonsExitStatusForBadInputIsPassedOn) {
   Start({"--", "--refuse"});
   const ChildResult result = keeper_->Join(absl::Seconds(10));
   EXPECT_EQ(result.exit_code, 2);
@@ -276,7 +276,7 @@ TEST_F(Keeper, BadInputOfTheDaemonIsHandedOn) {
   EXPECT_TRUE(std::filesystem::is_empty(folder_.path()));
 }
 
-TEST_F(Keeper, ManyDeathsAreSlowedDownAndSaidOnce) {
+TEST_F(Keeper, RestartsAfterManyDeathsAreDelayedAndLoggedOnce) {
   // Redirects the log to stdout, which the test can read while the keeper runs.
   std::vector<std::string> argv = {"/bin/sh", "-c", "exec \"$0\" \"$@\" 2>&1"};
   const std::vector<std::string> command = Command({"--", "--die"});
@@ -297,7 +297,7 @@ TEST_F(Keeper, ManyDeathsAreSlowedDownAndSaidOnce) {
   EXPECT_EQ(log.find("from now on", said + 1), log.npos) << log;
 }
 
-TEST_F(Keeper, WhatWasTypedWrongIsOneLine) {
+TEST_F(Keeper, AUsageErrorIsOneLine) {
   const auto error = [&](const std::vector<std::string>& more) {
     const ChildResult result = Child::Spawn(Command(more))->Join();
     EXPECT_EQ(result.exit_code, 2) << result.err;
@@ -353,7 +353,7 @@ TEST_F(KeeperOfSluiced, StartsItAgainAndEndsWithIt) {
 
 // Guards against a signal that ends the new daemon before it handles signals:
 // the sockets and the lock would be left.
-TEST_F(KeeperOfSluiced, ASignalJustBehindARestartIsReadByTheNewDaemon) {
+TEST_F(KeeperOfSluiced, ASignalRightAfterARestartReachesTheNewDaemon) {
   ExpectEndsInOrder(SecondDaemon());
 }
 

@@ -27,7 +27,7 @@ std::vector<UniqueFd> Memfds(int count) {
   return fds;
 }
 
-TEST(Notification, SaysWhatTheDaemonAsksFor) {
+TEST(Notification, IsParsedToTheDaemonsRequest) {
   const auto kind = [](std::string_view text) {
     const auto said = ParseNotification(text);
     EXPECT_THAT(said, IsOk()) << text;
@@ -42,7 +42,7 @@ TEST(Notification, SaysWhatTheDaemonAsksFor) {
   EXPECT_EQ(kind("FDSTORE=0"), Kind::kOther);
 }
 
-TEST(Notification, WhatIsNotOneThingIsRefused) {
+TEST(Notification, AMessageWithoutExactlyOneRequestIsRefused) {
   for (const std::string& text : std::vector<std::string>{
            "", "FDSTORE=1", "FDSTORE=1\nFDNAME=", "FDSTORE=1\nFDNAME=A",
            "FDSTORE=1\nFDNAME=a\nFDNAME=b", "BARRIER=1\nREADY=1",
@@ -58,7 +58,7 @@ TEST(Notification, WhatIsNotOneThingIsRefused) {
 
 // Tries random bytes, and messages with bytes changed, dropped and doubled.
 // Each is refused, or is a valid request.
-TEST(Notification, NoBytesMakeNonsense) {
+TEST(Notification, RandomBytesAreRefusedOrAValidRequest) {
   const std::string seeds[] = {"FDSTORE=1\nFDNAME=a-1\nFDPOLL=0",
                                "FDSTOREREMOVE=1\nFDNAME=b", "BARRIER=1",
                                "READY=1\nSTATUS=x"};
@@ -107,7 +107,7 @@ TEST(KeptDescriptors, HoldsUntilRemoved) {
   EXPECT_EQ(dup(fd), -1);  // closed
 }
 
-TEST(KeptDescriptors, HoldsNoMoreThanItMay) {
+TEST(KeptDescriptors, HoldsAtMostItsLimit) {
   KeptDescriptors kept(1);
   ASSERT_THAT(kept.Apply({Kind::kPut, "a"}, Memfds(1)), IsOk());
   EXPECT_THAT(kept.Apply({Kind::kPut, "b"}, Memfds(1)),
@@ -121,7 +121,7 @@ TEST(KeptDescriptors, HoldsNoMoreThanItMay) {
   EXPECT_EQ(kept.all().size(), 1);
 }
 
-TEST(KeptDescriptors, ABarrierIsAnsweredByItsEnd) {
+TEST(KeptDescriptors, ABarrierIsAnsweredByClosingItsDescriptor) {
   KeptDescriptors kept(1);
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);

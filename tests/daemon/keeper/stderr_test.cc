@@ -33,9 +33,9 @@ class KeeperStderr : public ::testing::Test {
   std::string Pipe() const { return log_.File("stderr"); }
   std::string Socket() const { return folder_.File("test.sock"); }
 
-  // Expects that only the log lines of a daemon's death and of the next one's
-  // start are lost. `keeper_` is the same process to its end.
-  void ExpectThatItGoesOn(Peer& peer) {
+  // Expects that the keeper starts a daemon after each death, with the stored
+  // text, and ends with status 0. Only its log lines may be lost.
+  void ExpectKeeperWorks(Peer& peer) {
     for (int death = 0; death < 2; ++death) {
       kill(std::stoi(peer.Ask("pid")), SIGKILL);
       EXPECT_EQ(peer.Ask("text"), "text of 0");
@@ -49,15 +49,15 @@ class KeeperStderr : public ::testing::Test {
   std::unique_ptr<Child> keeper_;
 };
 
-// Guards against an abort at the first line, and so in each later keeper.
-TEST_F(KeeperStderr, WithoutAReaderItGoesOn) {
+// Guards against a keeper that aborts when it writes its first log line.
+TEST_F(KeeperStderr, APipeWithoutAReaderDoesNotStopTheKeeper) {
   Peer peer(Socket());
   reader_.Reset();
-  ExpectThatItGoesOn(peer);
+  ExpectKeeperWorks(peer);
 }
 
 // Guards against a loop that blocks, so that nothing is stored or started.
-TEST_F(KeeperStderr, WhereAPipeIsFullItGoesOn) {
+TEST_F(KeeperStderr, AFullPipeDoesNotStopTheKeeper) {
   Peer peer(Socket());
   const UniqueFd filler(
       open(Pipe().c_str(), O_WRONLY | O_NONBLOCK | O_CLOEXEC));
@@ -67,11 +67,11 @@ TEST_F(KeeperStderr, WhereAPipeIsFullItGoesOn) {
   }
   while (write(filler.get(), much.data(), 1) > 0) {
   }
-  ExpectThatItGoesOn(peer);
+  ExpectKeeperWorks(peer);
 }
 
-// Guards against an abort, which a keeper takes for a death.
-TEST(BadInput, IsTheStatusAlsoWhereTheReasonCannotBeWritten) {
+// Guards against an abort, after which a keeper would start the daemon again.
+TEST(BadFlag, IsTheExitStatusEvenIfTheReasonCannotBeWritten) {
   for (const char* program : {"sluiced", "sluiced-keeper"}) {
     const auto child = Child::Spawn(
         {"/bin/sh", "-c", "exec \"$0\" --no 2>/dev/full", BinaryPath(program)});

@@ -41,7 +41,7 @@ std::string Series(const std::string& name, const std::string& more,
       name, more, value);
 }
 
-TEST(CopyMetrics, SumWhatAJobsRanksCopyOnAGpuAndWhatIsPromised) {
+TEST(CopyMetrics, AreSumsOverAJobsRanksOnAGpuWithThePromisedPart) {
   CoreDriver node;
   const Snapshot snapshot = ThreeRanks(node);
   const std::string text = Operators(snapshot);
@@ -70,7 +70,7 @@ TEST(CopyMetrics, WithoutAPlanAJobHasAWeightAlone) {
 }
 
 // Grants count late copies by slot, from the rank's start.
-TEST(CopyMetrics, CountWhatWasLateOfAGpuAndOfAJob) {
+TEST(CopyMetrics, CountLateCopiesPerGpuAndPerJob) {
   CoreDriver node;
   const std::string job =
       "sluice_job_late_copies_total{sluice_job=\"tune\",uid=\"1\",direction=";

@@ -46,7 +46,7 @@ TEST(HttpRequest, WaitsForTheEmptyLine) {
   }
 }
 
-TEST(HttpRequest, RefusesWhatIsNoRequest) {
+TEST(HttpRequest, RefusesMalformedRequestLines) {
   for (const char* line :
        {"", "GET", "GET /", " ", "GET / HTTP/2", "GET  HTTP/1.1",
         "GET metrics HTTP/1.1", "GET http:/h HTTP/1.1"}) {
@@ -71,7 +71,7 @@ TEST(HttpRequest, IsBoundedToTheByte) {
   EXPECT_EQ(Refused(std::string(1 << 16, 'x')), kHttpTooLarge);
 }
 
-TEST(HttpAnswer, SaysWhatFollowsAndThatTheConnectionCloses) {
+TEST(HttpAnswer, HasTypeAndLengthOfItsBodyAndClosesTheConnection) {
   const std::string answer = HttpAnswer({kHttpNotAllowed, "seven b", "a/b"});
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"));
   for (const char* line : {"Content-Type: a/b\r\n", "Content-Length: 7\r\n",

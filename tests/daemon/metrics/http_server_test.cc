@@ -111,7 +111,7 @@ TEST_F(HttpServerTest, AnIpv6AddressIsReadWithoutItsBrackets) {
 }
 
 // An earlier server's listening socket is used only at the same address.
-TEST_F(HttpServerTest, GoesOnWithWhatWasLeftAtItsAddress) {
+TEST_F(HttpServerTest, TakesOverALeftSocketOfItsAddress) {
   UniqueFd left;
   http_->WhenListening([&](int fd) { left = UniqueFd(dup(fd)); });
   const std::string address = tcp();
@@ -214,7 +214,7 @@ TEST_F(HttpServerTest, RefusalsAreOneLineAndHeadHasNoBody) {
 }
 
 // A byte every 100 ms keeps an idle timeout from passing.
-TEST_F(HttpServerTest, TricklingGainsNoTime) {
+TEST_F(HttpServerTest, ASlowRequestTimesOutDespiteItsBytes) {
   Serve();
   const UniqueFd slow = HttpConnect(tcp());
   const absl::Time start = absl::Now();
@@ -229,7 +229,7 @@ TEST_F(HttpServerTest, TricklingGainsNoTime) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
-TEST_F(HttpServerTest, AskedForTogetherIsMadeOnce) {
+TEST_F(HttpServerTest, SimultaneousRequestsShareASnapshot) {
   Serve();
   constexpr int kAskers = 24;
   std::vector<UniqueFd> askers;
@@ -252,7 +252,7 @@ TEST_F(HttpServerTest, AskedForTogetherIsMadeOnce) {
 }
 
 // Guards against keeping all connections, each with a thread.
-TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
+TEST_F(HttpServerTest, IdleConnectionsMakeRoomForOthers) {
   Serve();
   for (const std::string& address : {tcp(), socket_}) {
     std::vector<UniqueFd> idle;
@@ -265,7 +265,7 @@ TEST_F(HttpServerTest, ConnectionsThatAskForNothingMakeRoomForOthers) {
 }
 
 // Guards against closing connections before their place is needed.
-TEST_F(HttpServerTest, AsManyAsThereMayBeAreAllKept) {
+TEST_F(HttpServerTest, ConnectionsUpToTheLimitAreKept) {
   Serve();
   std::vector<UniqueFd> slow;
   for (size_t i = 0; i < HttpServer::kMaxTcp; ++i) {
@@ -284,7 +284,7 @@ TEST_F(HttpServerTest, AsManyAsThereMayBeAreAllKept) {
 
 // There are more complete requests than places for connections; all are
 // answered.
-TEST_F(HttpServerTest, WhoWaitsForAPageIsNotCrowdedOut) {
+TEST_F(HttpServerTest, ARequestThatWaitsIsNotClosedForOthers) {
   Serve();
   const std::string request = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
   std::vector<UniqueFd> askers;
@@ -300,7 +300,7 @@ TEST_F(HttpServerTest, WhoWaitsForAPageIsNotCrowdedOut) {
 }
 
 // Guards against a loop that spins when not even the spare descriptor is left.
-TEST_F(HttpServerTest, WithoutAnyDescriptorItRestsAndServesLater) {
+TEST_F(HttpServerTest, WithoutAnyDescriptorItPausesAndServesLater) {
   Serve();
   const auto cpu = [] {
     timespec spent;

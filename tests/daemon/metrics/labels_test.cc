@@ -49,7 +49,7 @@ TEST(MetricLabels, NameGpusJobsAndUsersAndNeverAProcess) {
   EXPECT_THAT(Scrape(node, Audience::kAnybody), Not(HasSubstr("sluice_job")));
 }
 
-TEST(MetricLabels, WhatRanksHaveOutsideTheirLeasesIsOfTheirJob) {
+TEST(MetricLabels, MemoryOutsideLeasesIsLabelledByJob) {
   NodeConfig config = SmallNode();
   config.driver = "cuda";
   CoreDriver node(config);
@@ -71,7 +71,7 @@ TEST(MetricLabels, WhatRanksHaveOutsideTheirLeasesIsOfTheirJob) {
               Not(HasSubstr("sluice_outside_lease_bytes{")));
 }
 
-TEST(MetricLabels, AGpuThatCannotBeUsedIsSaid) {
+TEST(MetricLabels, AnUnusableGpuIsMarked) {
   NodeConfig config = SmallNode();
   config.gpus[1].fault = "it is lost";
   const std::string text = Scrape(CoreDriver(config), Audience::kAnybody);
@@ -81,7 +81,7 @@ TEST(MetricLabels, AGpuThatCannotBeUsedIsSaid) {
               HasSubstr("sluice_gpu_usable{gpu=\"1\",UUID=\"GPU-b\"} 0\n"));
 }
 
-TEST(MetricLabels, TheKindOfHostMemoryIsSaidWhereThereIsMoreThanOne) {
+TEST(MetricLabels, TheKindOfHostMemoryIsShownIfThereIsMoreThanOne) {
   const CoreDriver node;
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   const auto text = [&] {
@@ -92,7 +92,7 @@ TEST(MetricLabels, TheKindOfHostMemoryIsSaidWhereThereIsMoreThanOne) {
   EXPECT_THAT(text(), HasSubstr("sluice_host_memory_info{kind=\"memfd\"} 1\n"));
 }
 
-TEST(Metrics, HaveWhatLogsLostWhatIsBeingClosedAndWhatLeasesWaitFor) {
+TEST(Metrics, CountLostLogLinesClosingDescriptorsAndWaitingLeases) {
   const CoreDriver node;
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   snapshot.log_lines_dropped = 2;
@@ -112,7 +112,7 @@ TEST(Metrics, HaveWhatLogsLostWhatIsBeingClosedAndWhatLeasesWaitFor) {
 }
 
 // Two ranks differ in all values; a closed session has memory and no rank.
-TEST(JobMetrics, SumWhatRanksHaveAndShowTheLeastAlpha) {
+TEST(JobMetrics, AreSumsOverRanksAndTheLeastAlpha) {
   CoreDriver node;
   node.Attach("tune", 0, 2);
   node.Attach("tune", 1, 2);
@@ -166,7 +166,7 @@ TEST(JobMetrics, SumWhatRanksHaveAndShowTheLeastAlpha) {
   lines({"sluice_job_alpha Nan"});
 }
 
-TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {
+TEST(MetricLabels, CountsOfAnEndedJobStayForFiveMinutes) {
   CoreDriver node;
   const SessionId a = node.Attach("tune", 0);
   node.Ask(a, StepReport{.seconds = 7200});
@@ -182,7 +182,7 @@ TEST(MetricLabels, OfAnEndedJobStayWhatWasCountedForFiveMinutes) {
 }
 
 // Guards against one user that makes as many series as there are names.
-TEST(MetricLabels, AreOfAtMost256JobsAndTheRestAreOther) {
+TEST(MetricLabels, AtMost256JobsAreNamedAndTheRestAreOther) {
   CoreDriver node;
   for (int i = 0; i < 300; ++i) {
     const SessionId a = node.Attach(fmt::format("job{}", i), 0);

@@ -186,7 +186,7 @@ TEST(SnapshotJson, APlanHasItsRanks) {
                                        }}));
 }
 
-TEST(SnapshotJson, WhatIsPlannedSaysHowFarItIs) {
+TEST(SnapshotJson, PlanningShowsItsStateAndProgress) {
   using State = PlanningSnapshot::State;
   Snapshot snapshot;
   snapshot.planning = {{.job = "tune",
@@ -291,7 +291,7 @@ TEST(SnapshotJson, LimitsAreBytesOrNull) {
                          reservation("numa", 2, 6, 7, "ops")}));
 }
 
-TEST(SnapshotJson, WhoWaitsAndWhoHoldsMemoryIsListed) {
+TEST(SnapshotJson, WaitingLeasesAndHoldersOfMemoryAreListed) {
   Snapshot snapshot;
   snapshot.waiting = {{.lease = {.lacks = Waiter::Lacks::kUser,
                                  .asked = {Host(2), Bytes(3)},

@@ -20,7 +20,7 @@ std::string Order(Queue& queue) {
   return order;
 }
 
-TEST(FairQueue, ManyEntriesOfOneUserDoNotHoldUpAnother) {
+TEST(FairQueue, ManyEntriesOfOneUserDoNotDelayAnother) {
   Queue queue;
   for (int i = 0; i < 4; ++i) queue.Push(1, "a");
   for (int i = 0; i < 2; ++i) queue.Push(2, "b");
@@ -34,7 +34,7 @@ TEST(FairQueue, LongEntriesCountByTheirSeconds) {
   EXPECT_EQ(Order(queue), "abbbbab");
 }
 
-TEST(FairQueue, EqualsTakeTurnsThoughNothingTakesTime) {
+TEST(FairQueue, UsersTakeTurnsEvenIfNothingTakesTime) {
   Queue queue;
   for (const uint32_t uid : {1, 1, 1, 2, 2, 3}) queue.Push(uid, "a");
   std::string order;
@@ -42,7 +42,7 @@ TEST(FairQueue, EqualsTakeTurnsThoughNothingTakesTime) {
   EXPECT_EQ(order, "123121");
 }
 
-TEST(FairQueue, WhoWasAwayGainsNothing) {
+TEST(FairQueue, AUserGainsNothingByBeingAway) {
   Queue queue;
   for (int i = 0; i < 9; ++i) queue.Push(1, "a");
   for (int i = 0; i < 6; ++i) queue.Spent(queue.Pop()->first, absl::Seconds(1));
@@ -51,7 +51,7 @@ TEST(FairQueue, WhoWasAwayGainsNothing) {
   EXPECT_EQ(Order(queue), "bababa");
 }
 
-TEST(FairQueue, OnceNobodyWaitsAllAreForgotten) {
+TEST(FairQueue, AnEmptyQueueForgetsAllUsers) {
   Queue queue;
   for (uint32_t uid = 1; uid <= 1000; ++uid) {
     queue.Push(uid, "a");
@@ -60,7 +60,7 @@ TEST(FairQueue, OnceNobodyWaitsAllAreForgotten) {
   EXPECT_EQ(queue.users(), 0u);
 }
 
-TEST(FairQueue, TakesOutWhatIsGoneAndSkipsWhoMayNot) {
+TEST(FairQueue, RemovesEntriesAndSkipsRejectedUsers) {
   Queue queue;
   queue.Push(1, "a");
   queue.Push(1, "b");

@@ -44,7 +44,7 @@ TEST(Quotas, OnePrincipalsShareLeavesTheRestToOthers) {
   EXPECT_THAT(quotas.Ask(kB, Resource::kSessions), IsOk());
 }
 
-TEST(Quotas, AUserSeesTheOwnLineOfASnapshot) {
+TEST(Quotas, AUserSeesOnlyItsOwnLineOfASnapshot) {
   Quotas quotas = Small();
   ASSERT_THAT(quotas.Ask(kA, Resource::kSessions), IsOk());
   ASSERT_THAT(quotas.Ask(kPod, Resource::kSessions, 2), IsOk());
@@ -68,7 +68,7 @@ TEST(Quotas, ARefusalIsOneLine) {
   }
 }
 
-TEST(Quotas, WhatIsSharedInTurnsIsCountedAndNeverRefused) {
+TEST(Quotas, AResourceSharedInTurnsIsCountedAndNeverRefused) {
   Quotas quotas = Small();
   constexpr auto kTime = Resource::kCodecTime;
   ASSERT_THAT(quotas.Ask(kA, Resource::kSessions), IsOk());
@@ -163,7 +163,7 @@ TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
 }
 
 // A user that may have everything gets everything.
-TEST(Shares, NothingIsKeptForOthersWhereTheConfigurationGivesOneAll) {
+TEST(Shares, NothingIsReservedIfOneUserMayHaveAll) {
   Quotas quotas(SharesOf({.ranks = 256}, 20'000));
   EXPECT_THAT(quotas.Ask(kA, Resource::kRanks, 256), IsOk());
 }

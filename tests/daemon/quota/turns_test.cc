@@ -21,7 +21,7 @@ TEST(Turns, AFloodFromManySessionsDelaysAnotherByOneRequest) {
   EXPECT_EQ(turns.Next(), SessionId(999));
 }
 
-TEST(Turns, TimeIsSharedEvenlyWhateverARequestCosts) {
+TEST(Turns, TimeIsSharedEvenlyAtAnyCostOfARequest) {
   Turns turns;
   turns.Add(kFirst, SessionId(1));
   turns.Add(kSecond, SessionId(2));
@@ -47,7 +47,7 @@ TEST(Turns, SessionsOfOnePrincipalTakeTurns) {
   EXPECT_EQ(turns.Next(), std::nullopt);
 }
 
-TEST(Turns, WhoPausedHasSavedNothingUp) {
+TEST(Turns, APauseSavesNoTimeUp) {
   Turns turns;
   turns.Add(kFirst, SessionId(1));
   for (int i = 0; i < 100; ++i) {
@@ -66,7 +66,7 @@ TEST(Turns, WhoPausedHasSavedNothingUp) {
   EXPECT_LE(b, 11);
 }
 
-TEST(Turns, NothingIsKeptOfThoseWhoWaitForNothing) {
+TEST(Turns, SessionsThatDoNotWaitTakeNoMemory) {
   Turns turns;
   std::mt19937 random(1);
   std::vector<SessionId> there;

@@ -82,13 +82,13 @@ class AdministrationTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(AdministrationTest, WhatIsSetIsWrittenAndThenHolds) {
+TEST_F(AdministrationTest, ABudgetIsWrittenAndThenInForce) {
   EXPECT_THAT(SetBudget(MiB(4)), IsOk());
   ASSERT_EQ(written_.size(), 1u);
   EXPECT_EQ(written_[0], policy());
 }
 
-TEST_F(AdministrationTest, WhatCannotBeWrittenDoesNotHold) {
+TEST_F(AdministrationTest, ABudgetThatCannotBeWrittenIsNotInForce) {
   const Policy before = policy();
   on_write_ = [] { return absl::InternalError("the disk is full"); };
   EXPECT_THAT(SetBudget(MiB(4)), StatusIs(absl::StatusCode::kInternal,
@@ -96,14 +96,14 @@ TEST_F(AdministrationTest, WhatCannotBeWrittenDoesNotHold) {
   EXPECT_EQ(policy(), before);
 }
 
-TEST_F(AdministrationTest, WhatAPowerCutMayUndoHoldsAndIsSaid) {
+TEST_F(AdministrationTest, ABudgetThatIsNotSyncedIsInForceAndReported) {
   on_write_ = [] { return absl::DataLossError("not synced"); };
   EXPECT_THAT(SetBudget(MiB(4)), StatusIs(absl::StatusCode::kDataLoss,
                                           HasSubstr("it is in force")));
   EXPECT_EQ(written_[0], policy());
 }
 
-TEST_F(AdministrationTest, WhatIsRefusedOnceItIsWrittenIsWrittenBack) {
+TEST_F(AdministrationTest, ABudgetRefusedAfterItsWriteIsWrittenBack) {
   const Policy before = policy();
   on_write_ = [this] {
     if (written_.size() == 1) LeaseEightMib();
@@ -117,7 +117,7 @@ TEST_F(AdministrationTest, WhatIsRefusedOnceItIsWrittenIsWrittenBack) {
 
 // Guards against the answer "in force, but may not survive a power cut" for a
 // refused change.
-TEST_F(AdministrationTest, ARefusalIsToldAsOneThoughAPowerCutMayUndoTheFile) {
+TEST_F(AdministrationTest, ARefusalIsReportedEvenIfWritingBackIsNotSynced) {
   on_write_ = [this] {
     if (written_.size() == 1) LeaseEightMib();
     return written_.size() == 1 ? absl::OkStatus()
@@ -129,7 +129,7 @@ TEST_F(AdministrationTest, ARefusalIsToldAsOneThoughAPowerCutMayUndoTheFile) {
 
 // Guards against a file with a policy that was never in force: the next daemon
 // would enforce it.
-TEST_F(AdministrationTest, WhatALoopThatEndsDoesNotPutInForceIsWrittenBack) {
+TEST_F(AdministrationTest, ABudgetIsWrittenBackIfTheLoopEndsBeforeItApplies) {
   const Policy before = policy();
   on_write_ = [this] {
     EndLoop();
@@ -142,7 +142,7 @@ TEST_F(AdministrationTest, WhatALoopThatEndsDoesNotPutInForceIsWrittenBack) {
 
 // Guards against a change that is made later, although the error said that
 // nothing changed.
-TEST_F(AdministrationTest, WhatTheLoopIsTooSlowForIsNotDoneLater) {
+TEST_F(AdministrationTest, AChangeThatTimesOutIsNotAppliedLater) {
   const Policy before = policy();
   std::promise<void> go_on;
   on_write_ = [&] {
@@ -157,7 +157,7 @@ TEST_F(AdministrationTest, WhatTheLoopIsTooSlowForIsNotDoneLater) {
   EXPECT_EQ(policy(), before);
 }
 
-TEST_F(AdministrationTest, ReadsWhatTheCoreKnowsWhileTheLoopAnswers) {
+TEST_F(AdministrationTest, ReadsFailOnceTheLoopHasEnded) {
   EXPECT_THAT(administration_->Answers(), IsOk());
   EXPECT_THAT(administration_->Read(), IsOk());
   EXPECT_THAT(administration_->ReadRows(), IsOk());

@@ -73,7 +73,7 @@ TEST_F(ArenaTest, NothingIsMadeAheadUnlessAsked) {
   EXPECT_EQ(Used(), Bytes(0));
 }
 
-TEST_F(ArenaTest, WhatIsTakenIsMadeAgain) {
+TEST_F(ArenaTest, TakenMemoryIsMadeAgain) {
   const auto arena = Make(2);
   const auto first = arena->Take(kHost, kArenaExtent);
   ASSERT_TRUE(first.has_value());
@@ -90,7 +90,7 @@ TEST_F(ArenaTest, OnlyHostMemoryOfTheStandardSizeIsReady) {
   EXPECT_FALSE(arena->Take({PoolKind::kHost, 1}, kArenaExtent).has_value());
 }
 
-TEST_F(ArenaTest, WhatIsReadyMakesRoomForAnotherSize) {
+TEST_F(ArenaTest, ReadyMemoryMakesRoomForAnotherSize) {
   const auto arena = Make(3);
   ASSERT_THAT(Create(2).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));
@@ -104,7 +104,7 @@ TEST_F(ArenaTest, WhatIsReadyMakesRoomForAnotherSize) {
   Expect(*arena, 3);
 }
 
-TEST_F(ArenaTest, AFullNodeIsFilledAsFarAsItGoes) {
+TEST_F(ArenaTest, ANodeIsFilledAsFarAsItHasRoom) {
   const auto other = Create(3);
   ASSERT_THAT(other, IsOk());
   Arena arena(driver_.get(), {.nodes = {kNuma},

@@ -109,7 +109,7 @@ class ExtentsTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(ExtentsTest, OneTooManyIsAFaultOfItsOwn) {
+TEST_F(ExtentsTest, OneExtentTooManyFailsAlone) {
   OnLoop([&] {
     for (int id = 0; id < kHeld + 1; ++id) Make(id);
   });
@@ -118,7 +118,7 @@ TEST_F(ExtentsTest, OneTooManyIsAFaultOfItsOwn) {
   EXPECT_THAT(made.back(), StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
+TEST_F(ExtentsTest, MemoryMadeAheadIsReleasedForAnotherSize) {
   Arena arena(
       driver_.get(),
       {.nodes = {NumaIndex(0)}, .ready = kHostMemory, .extent = kExtent});
@@ -136,7 +136,7 @@ TEST_F(ExtentsTest, WhatWasMadeAheadMakesRoomForAnotherSize) {
 }
 
 // Policy counts a dead process' memory as free before the device has it back.
-TEST_F(ExtentsTest, MemoryThatBecomesFreeALittleLaterIsWaitedFor) {
+TEST_F(ExtentsTest, AnExtentWaitsForMemoryThatBecomesFreeSoon) {
   auto other = device::OpenSimDriver(directory_.path());
   ASSERT_THAT(other, IsOk());
   const auto held =
@@ -151,7 +151,7 @@ TEST_F(ExtentsTest, MemoryThatBecomesFreeALittleLaterIsWaitedFor) {
   EXPECT_THAT(Made(kHeld), Each(IsOk()));
 }
 
-TEST_F(ExtentsTest, MemoryThatNeverBecomesFreeIsRefusedAfterTheBound) {
+TEST_F(ExtentsTest, AnExtentWithoutMemoryFailsAfterThePatience) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
   });
@@ -167,7 +167,7 @@ TEST_F(ExtentsTest, MemoryThatNeverBecomesFreeIsRefusedAfterTheBound) {
               Each(StatusIs(absl::StatusCode::kResourceExhausted)));
 }
 
-TEST_F(ExtentsTest, WaitingForMemoryDoesNotHoldUpADestroyThatMakesRoom) {
+TEST_F(ExtentsTest, AWaitingExtentDoesNotDelayADestroyThatMakesRoom) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
   });
@@ -190,7 +190,7 @@ class OwnedExtentsTest : public ExtentsTest {
 
 // Guards against a device thread that sleeps 10 ms for each failing extent, one
 // after the other.
-TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
+TEST_F(OwnedExtentsTest, ExtentsThatCannotBeMadeDelayNoOthers) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
   });
@@ -221,7 +221,7 @@ TEST_F(OwnedExtentsTest, ThoseThatCannotBeMadeHoldUpNobodyElses) {
 }
 
 // Only "no room" is tried again: another error would come again.
-TEST_F(ExtentsTest, OtherFaultsAreToldAtOnce) {
+TEST_F(ExtentsTest, OtherErrorsAreReportedAtOnce) {
   auto node = device::SimNode::Open(directory_.path());
   ASSERT_THAT(node, IsOk());
   ASSERT_THAT((*node)->LoseGpu(DeviceIndex(0)), IsOk());
@@ -233,7 +233,7 @@ TEST_F(ExtentsTest, OtherFaultsAreToldAtOnce) {
 
 // Guards against a Make after a Destroy that joins a batch from before the
 // Destroy and is executed too early.
-TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
+TEST_F(ExtentsTest, ExtentsAreMadeAfterThoseDestroyedBeforeThem) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
   });
@@ -254,7 +254,7 @@ TEST_F(ExtentsTest, NewOnesComeAfterTheDestroyedOnesBeforeThem) {
 
 // Guards against a silent failure, after which the next daemon takes over
 // nothing.
-TEST_F(ExtentsTest, OneThatCannotBeKeptEndsTheSaving) {
+TEST_F(ExtentsTest, AnExtentThatCannotBeKeptEndsSaving) {
   testing::FakeStore store(directory_.File("store"));
   Starter starter;
   starter.notify_socket = directory_.File("store");

@@ -50,7 +50,7 @@ class GpuAccessTest : public ::testing::Test {
   std::vector<std::string> nodes_;
 };
 
-TEST_F(GpuAccessTest, WhoeverOpenedANodeMayUseItsGpuAndNoOther) {
+TEST_F(GpuAccessTest, AnOpenDeviceNodeGivesAccessToItsGpuOnly) {
   const GpuAccess access = Of(nodes_);
   const GpuAccess::Gpus gpus = Shown(access, nodes_[1], O_RDWR);
   EXPECT_THAT(gpus, ElementsAre(1));
@@ -80,7 +80,7 @@ TEST_F(GpuAccessTest, ACopyOfANodeOrAnotherDeviceShowsNothing) {
   EXPECT_THAT(Shown(access, "/dev/null", O_RDWR), ElementsAre(0));
 }
 
-TEST_F(GpuAccessTest, ADeviceIsItsNumberWhereverItsNodeIs) {
+TEST_F(GpuAccessTest, ADeviceIsKnownByItsNumberNotItsPath) {
   const std::string other = directory_.File("null");
   if (mknod(other.c_str(), S_IFCHR | 0600, makedev(1, 3)) != 0) {
     GTEST_SKIP() << "only root can make a device node";
@@ -90,7 +90,7 @@ TEST_F(GpuAccessTest, ADeviceIsItsNumberWhereverItsNodeIs) {
   EXPECT_THAT(Shown(Of({"/dev/null"}), other, O_RDWR), ElementsAre(0));
 }
 
-TEST_F(GpuAccessTest, OneWhoseNodeIsNotKnownIsForNobodyUnlessAllAre) {
+TEST_F(GpuAccessTest, AGpuWithoutAKnownNodeIsRefusedUnlessAllAreOpen) {
   const GpuAccess access = Of({""});
   EXPECT_THAT(access.May({}, 0), StatusIs(absl::StatusCode::kPermissionDenied));
   EXPECT_THAT(GpuAccess().May({}, 0), IsOk());

@@ -80,7 +80,7 @@ TEST_F(TwoHungryRanks, ThePageOfLimitsIsReadOnlyForEveryUser) {
   EXPECT_EQ(info.st_mode & 07777, 0444u);
 }
 
-TEST_F(TwoHungryRanks, ShareWhileNeitherIsInAHurryAndWhoIsGoesFirst) {
+TEST_F(TwoHungryRanks, ShareEvenlyUntilOneHasADeadlineAndGoesFirst) {
   Run(absl::Milliseconds(300));  // uses up what the first rank had alone
   ExpectSoon([&] {
     const std::array<double, 2> given = Run(absl::Milliseconds(100));

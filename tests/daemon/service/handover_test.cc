@@ -113,7 +113,7 @@ class HandoverTest : public ::testing::Test {
 };
 
 // Guards against giving up saving for the rest of the daemon's life.
-TEST_F(HandoverTest, SavingGoesOnWhenWhatIsKnownFitsAgain) {
+TEST_F(HandoverTest, SavingContinuesOnceTheStateFitsAgain) {
   const SessionId first = node_.Attach("first", 0);
   Save();
   EXPECT_EQ(SessionsIn(state_), 1u);
@@ -144,7 +144,7 @@ TEST_F(HandoverTest, SavingGoesOnWhenWhatIsKnownFitsAgain) {
   EXPECT_FALSE(NextOfState(/*wait_ms=*/100).has_value());
 }
 
-TEST_F(HandoverTest, WhatDoesNotFitIsTriedAgainOnceASecond) {
+TEST_F(HandoverTest, AStateThatDoesNotFitIsTriedOnceASecond) {
   AttachMany();
   ASSERT_TRUE(IsGivenUp());
   for (int i = 0; i < 3; ++i) {
@@ -156,7 +156,7 @@ TEST_F(HandoverTest, WhatDoesNotFitIsTriedAgainOnceASecond) {
 }
 
 // Guards against one refusal that ends saving for the daemon's life.
-TEST_F(HandoverTest, WhatAFullStoreRefusedIsStoredWhenThereIsRoomAgain) {
+TEST_F(HandoverTest, ADescriptorRefusedByAFullStoreIsStoredLater) {
   const UniqueFd memory = Memfd();
   int last = 0;
   while (handover_->saves()) {
@@ -185,7 +185,7 @@ TEST_F(HandoverTest, WhatAFullStoreRefusedIsStoredWhenThereIsRoomAgain) {
   EXPECT_EQ(SessionsIn(state_), 2u);
 }
 
-TEST_F(HandoverTest, WhatCannotBeStoredIsInTheWayUntilItIsDropped) {
+TEST_F(HandoverTest, NothingIsSavedUntilAnUnstorableExtentIsDropped) {
   handover_->CannotKeep("e1", absl::InternalError("no descriptor of it"));
   RunTasks();
   node_.clock.Advance(absl::Seconds(10));
@@ -213,21 +213,21 @@ TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
 }
 
 // Guards against a loop that spins until the daemon has ended.
-TEST_F(HandoverTest, AFaultAfterTheEndIsNotTriedAgain) {
+TEST_F(HandoverTest, AFailureAfterTheEndIsNotTriedAgain) {
   handover_->LeaveNothing([] {});
   handover_->CannotKeep("e1", absl::InternalError("no descriptor of it"));
   RunTasks();
   EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
 }
 
-TEST_F(HandoverTest, WhoEndsTriesNoMore) {
+TEST_F(HandoverTest, AnEndingDaemonDoesNotTryToSaveAgain) {
   AttachMany();
   ASSERT_TRUE(IsGivenUp());
   handover_->LeaveNothing([] {});
   EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
 }
 
-TEST(Handover, KeepsNothingWhereTheUnitOnlyListens) {
+TEST(Handover, KeepsNothingWithoutBothSocketAndStore) {
   Starter starter;
   starter.open_files = 1024;
   starter.notify_socket = "/notify";

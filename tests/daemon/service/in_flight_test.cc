@@ -73,7 +73,7 @@ class InFlightTest : public ::testing::Test {
   InFlight in_flight_;
 };
 
-TEST_F(InFlightTest, WhatWasReceivedCountsNoLongerWhateverTheClientSays) {
+TEST_F(InFlightTest, DescriptorsCountUntilTheKernelReportsThemReceived) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 5), Room::kYes);
   ends.Send(5);
@@ -85,7 +85,7 @@ TEST_F(InFlightTest, WhatWasReceivedCountsNoLongerWhateverTheClientSays) {
   EXPECT_EQ(used(kA), 5);
 }
 
-TEST_F(InFlightTest, OneUsersUnreadLeaveRoomForAnother) {
+TEST_F(InFlightTest, UnreadDescriptorsOfOneUserLeaveRoomForAnother) {
   Ends deaf, more, other;
   ASSERT_EQ(Take(deaf, kA, 8), Room::kYes);
   deaf.Send(8);
@@ -98,7 +98,7 @@ TEST_F(InFlightTest, OneUsersUnreadLeaveRoomForAnother) {
             Room::kYes);
 }
 
-TEST_F(InFlightTest, WhoHasNoneOnTheWayHasRoomWhateverOthersDo) {
+TEST_F(InFlightTest, AUserWithNoneInFlightAlwaysHasRoom) {
   Ends a, b, c;
   ASSERT_EQ(Take(a, kA, 8), Room::kYes);
   ASSERT_EQ(Take(b, kB, 8), Room::kYes);
@@ -109,7 +109,7 @@ TEST_F(InFlightTest, WhoHasNoneOnTheWayHasRoomWhateverOthersDo) {
 
 // Guards against a user that gets any number in flight: send 8, end the
 // session, repeat.
-TEST_F(InFlightTest, ASessionsEndTakesNothingBackBeforeItsPeerDoes) {
+TEST_F(InFlightTest, DescriptorsOfAnEndedSessionCountUntilItsPeerEnds) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 8), Room::kYes);
   ends.Send(8);
@@ -126,7 +126,7 @@ TEST_F(InFlightTest, ASessionsEndTakesNothingBackBeforeItsPeerDoes) {
   EXPECT_EQ(in_flight_.deadline(), absl::InfiniteFuture());
 }
 
-TEST_F(InFlightTest, WhatWasNotSentIsGivenBack) {
+TEST_F(InFlightTest, DescriptorsThatWereNotSentAreUncounted) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 8), Room::kYes);
   in_flight_.Undo(ends.ours.get(), 7);
@@ -137,7 +137,7 @@ TEST_F(InFlightTest, WhatWasNotSentIsGivenBack) {
 }
 
 // Guards against a takeover that allows as many again.
-TEST(InFlight, WhatAnEarlierDaemonSentCountsUntilItIsRead) {
+TEST(InFlight, DescriptorsSentByAnEarlierDaemonCountUntilRead) {
   Quotas quotas(SharesOf({}, 4096));
   InFlight in_flight(&quotas);
   Ends unread, read;

@@ -57,7 +57,7 @@ class StderrPipe {
   UniqueFd reader_;
 };
 
-TEST(LogThread, NobodyWaitsForAReaderAndWhatIsDroppedIsCountedAndTold) {
+TEST(LogThread, WritingNeverWaitsAndDroppedLinesAreCounted) {
   StderrPipe pipe;
   const uint64_t before = ReadLogLosses().dropped;
   const LogThread log;
@@ -69,7 +69,7 @@ TEST(LogThread, NobodyWaitsForAReaderAndWhatIsDroppedIsCountedAndTold) {
   EXPECT_THAT(pipe.ReadUntil("were dropped here"), HasSubstr(text));
 }
 
-TEST(LogThread, ItsEndWaitsForNoReader) {
+TEST(LogThread, ItsEndDoesNotWaitForAReader) {
   StderrPipe pipe;
   const absl::Time start = absl::Now();
   {
@@ -131,14 +131,14 @@ class FakeJournal {
   const UniqueFd fd_;
 };
 
-TEST(JournalSocket, AnEntryIsItsFieldsAndLinesOfAValueAreCounted) {
+TEST(JournalSocket, AFieldWithALineBreakIsEncodedWithItsLength) {
   EXPECT_EQ(JournalSocket::Encode({{"MESSAGE", "a=b"}, {"PRIORITY", "6"}}),
             "MESSAGE=a=b\nPRIORITY=6\n");
   const std::string two = JournalSocket::Encode({{"MESSAGE", "a\nb"}});
   EXPECT_EQ(two, std::string("MESSAGE\n\x03\0\0\0\0\0\0\0a\nb\n", 20));
 }
 
-TEST(JournalSocket, ReadsStderrWhereTheStreamIsTheSameFile) {
+TEST(JournalSocket, ReadsStderrIfJournalStreamNamesTheSameFile) {
   struct stat info;
   ASSERT_EQ(fstat(STDERR_FILENO, &info), 0);
   const auto stream = [&](uint64_t inode) {

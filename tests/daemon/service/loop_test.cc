@@ -29,7 +29,7 @@ class LoopTest : public ::testing::Test {
   int seen_ = 0;
 };
 
-TEST_F(LoopTest, WhatIsThereIsHandledBeforeItRuns) {
+TEST_F(LoopTest, PendingEventsAreHandledBeforeItRuns) {
   int posted = 0, work = 3;
   loop_->Post([&] { ++posted; });
   loop_->SetWork([&] { return --work > 0; });
@@ -40,7 +40,7 @@ TEST_F(LoopTest, WhatIsThereIsHandledBeforeItRuns) {
   EXPECT_LE(work, 0);
 }
 
-TEST_F(LoopTest, WhereNothingIsThereNobodyWaits) {
+TEST_F(LoopTest, RunWhatIsThereDoesNotWait) {
   loop_->SetTimer([] { return absl::InfiniteFuture(); }, [] { FAIL(); });
   loop_->RunWhatIsThere(absl::InfiniteDuration());
   EXPECT_EQ(seen_, 0);
@@ -68,7 +68,7 @@ bool MayHaveRealTime() {
   return may;
 }
 
-TEST_F(LoopTest, GoesBeforeOthersUntilItIsKeptBusy) {
+TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
   if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
   Signal();  // so that the loop begins
   loop_->BeUrgent();
@@ -84,7 +84,7 @@ TEST_F(LoopTest, GoesBeforeOthersUntilItIsKeptBusy) {
   EXPECT_EQ(last, SCHED_OTHER);
 }
 
-TEST_F(LoopTest, IsAsOthersIfNobodySaysThatItIsUrgent) {
+TEST_F(LoopTest, HasNormalPriorityUnlessItIsUrgent) {
   int policy = -1;
   loop_->SetWork([&] {
     policy = sched_getscheduler(0);

@@ -73,7 +73,7 @@ TEST_P(PeerTest, IsTheProcessThatConnected) {
   EXPECT_EQ(exit.code, SIGKILL);
 }
 
-TEST_P(PeerTest, ExitStatusIsToldBeforeItIsReaped) {
+TEST_P(PeerTest, ExitStatusIsReadBeforeThePeerIsReaped) {
   int leave[2];
   ASSERT_EQ(pipe(leave), 0);
   const UniqueFd waits(leave[0]);
@@ -94,7 +94,7 @@ TEST_P(PeerTest, ExitStatusIsToldBeforeItIsReaped) {
   EXPECT_EQ(exit.code, 7);
 }
 
-TEST_P(PeerTest, OneThatEndedBeforeItWasIdentifiedIsRefused) {
+TEST_P(PeerTest, APeerThatEndedBeforeItWasIdentifiedIsRefused) {
   ConnectedChild peer([] { _exit(0); });
   peer.child->Join();
   EXPECT_THAT(IdentifyPeer(peer.socket.get(), {}, GetParam()),
@@ -102,7 +102,7 @@ TEST_P(PeerTest, OneThatEndedBeforeItWasIdentifiedIsRefused) {
 }
 
 // Guards against the reason "ended before it was identified".
-TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
+TEST_P(PeerTest, LackOfDescriptorsIsNotBlamedOnThePeer) {
   ConnectedChild peer([] { pause(); });
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -120,7 +120,7 @@ TEST_P(PeerTest, WithoutDescriptorsLeftTheFaultIsOurs) {
 }
 
 // Guards against the reason "ended before it was identified".
-TEST(PeerSandbox, OneThatRefusesPidfdsIsNamed) {
+TEST(PeerSandbox, ASandboxThatRefusesPidfdsIsNamed) {
   ConnectedChild peer([] { pause(); });
   for (const int error : {EPERM, ENOSYS}) {
     Child::Fork([&] {
@@ -135,7 +135,7 @@ TEST(PeerSandbox, OneThatRefusesPidfdsIsNamed) {
 }
 
 // Guards against the reason "ended before it was identified".
-TEST_P(PeerTest, OneThatProcHidesIsNamed) {
+TEST_P(PeerTest, APeerHiddenByProcIsNamed) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can mount";
   ConnectedChild peer([] { pause(); });
   Child::Fork([&] {
@@ -185,7 +185,7 @@ constexpr char kNeedsOneThread[] =
 
 // Guards against two users that look the same in `unshare -U --map-root-user`:
 // the second would get the first one's memory.
-TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
+TEST(PeerUser, AUserThatTheNamespaceDoesNotMapIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
   TempDir directory;
@@ -210,7 +210,7 @@ TEST(PeerUser, OneThatTheNamespaceDoesNotMapIsRefused) {
 }
 
 // Guards against counting a user's subordinate users as many principals.
-TEST(PeerUser, ASubordinateUserIsTheUserWhoMadeItsNamespace) {
+TEST(PeerUser, ASubordinateUserCountsAsItsNamespacesOwner) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
   TempDir directory;

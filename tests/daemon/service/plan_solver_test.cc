@@ -36,7 +36,7 @@ pid_t PidIn(const std::string& path) {
 }
 
 // Guards against a worker that runs on after the daemon's end.
-TEST(PlanSolver, WorkerWhoseStartTheLoopNeverHeardOfEndsAtShutdown) {
+TEST(PlanSolver, AWorkerWhoseStartWasNeverReportedEndsAtShutdown) {
   testing::TempDir directory;
   const std::string worker = directory.File("worker");
   const std::string pid_file = directory.File("pid");
@@ -161,7 +161,7 @@ class PlanSolverTurns : public ::testing::Test {
 };
 
 // Guards against as many solvers as there are requests.
-TEST_F(PlanSolverTurns, OneUsersQuestionsLeaveRoomForAnothers) {
+TEST_F(PlanSolverTurns, ManyRoundsOfOneUserLeaveWorkersForOthers) {
   for (uint64_t round = 1; round <= 10; ++round) Solve(round, 7);
   EXPECT_EQ(Started(PlanSolver::kMostOfAUser).size(),
             static_cast<size_t>(PlanSolver::kMostOfAUser));
@@ -177,7 +177,7 @@ TEST_F(PlanSolverTurns, OneUsersQuestionsLeaveRoomForAnothers) {
             static_cast<size_t>(PlanSolver::kMostWorkers + 1));
 }
 
-TEST_F(PlanSolverTurns, WhoeverIsWaitedForIsHurriedAfterItsTurn) {
+TEST_F(PlanSolverTurns, ARoundThatDelaysOthersIsHurriedAfterItsTurn) {
   Solve(1, 7);
   ASSERT_EQ(Started(1).size(), 1u);
   const pid_t first = Pids()[0];

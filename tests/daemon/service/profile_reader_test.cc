@@ -110,7 +110,7 @@ TEST_F(ProfileReaderTest, ReadsAProfile) {
 
 // Guards against an unbounded queue, which held 20,015 profiles with a
 // descriptor each.
-TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
+TEST_F(ProfileReaderTest, WaitingProfilesAreLimitedPerSessionAndPerUser) {
   Make({.per_session = 2, .per_user = 5, .all = 7});
   for (uint64_t session = 1; session <= 2; ++session) {
     EXPECT_THAT(Read(session, 7, Encoded(1)), IsOk());
@@ -136,7 +136,7 @@ TEST_F(ProfileReaderTest, WhatWaitsIsBoundedPerSessionAndPerUser) {
 
 // Guards against sharing the descriptor with the loop: a use count gives no
 // memory ordering, so it cannot show whether the codec's thread is done.
-TEST_F(ProfileReaderTest, TakesWhatItReadsAndLeavesWhatItRefuses) {
+TEST_F(ProfileReaderTest, TakesOnlyTheDescriptorsOfAcceptedProfiles) {
   const std::string bytes = Encoded(1);
   Make({.encoded = Bytes(static_cast<int64_t>(bytes.size()))});
   UniqueFd refused = Memfd(bytes + " ");
@@ -152,7 +152,7 @@ TEST_F(ProfileReaderTest, TakesWhatItReadsAndLeavesWhatItRefuses) {
   Await(1);
 }
 
-TEST_F(ProfileReaderTest, RefusesALongOneBeforeItIsRead) {
+TEST_F(ProfileReaderTest, ATooLongProfileIsRefusedBeforeItIsRead) {
   Make({.encoded = Bytes(1000)});
   EXPECT_THAT(Read(1, 7, Encoded(1000)),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -160,7 +160,7 @@ TEST_F(ProfileReaderTest, RefusesALongOneBeforeItIsRead) {
 }
 
 // Guards against 57 MiB of text that decode to 1 GB.
-TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
+TEST_F(ProfileReaderTest, AProfileWithTooManyValuesIsRefused) {
   Make();
   std::string bomb = "{\"segments\":[";
   while (bomb.size() < (3 << 20)) bomb += "[],";
@@ -172,7 +172,7 @@ TEST_F(ProfileReaderTest, RefusesOneThatWouldBecomeLarge) {
 }
 
 // Guards against 131 MiB per rank that are kept until its peers have submitted.
-TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
+TEST_F(ProfileReaderTest, DecodedProfilesOfAUserAreLimitedUntilDropped) {
   Make({}, /*decoded=*/6000);
   for (uint64_t session = 1; session <= 3; ++session) {
     ASSERT_THAT(Read(session, 7, Encoded(80)), IsOk());  // 32 bytes per buffer
@@ -199,7 +199,7 @@ TEST_F(ProfileReaderTest, WhatAUserKeepsIsBoundedUntilItIsDropped) {
   EXPECT_EQ(Used(7, Resource::kProfileBytes), 0);
 }
 
-TEST_F(ProfileReaderTest, WhatIsDroppedIsNotCountedAnyMore) {
+TEST_F(ProfileReaderTest, DroppedProfilesAreNotCounted) {
   Make({}, /*decoded=*/6000);
   keep_ = false;
   for (uint64_t session = 1; session <= 5; ++session) {
@@ -209,7 +209,7 @@ TEST_F(ProfileReaderTest, WhatIsDroppedIsNotCountedAnyMore) {
   for (const Answer& answer : answers_) EXPECT_THAT(answer.profile, IsOk());
 }
 
-TEST_F(ProfileReaderTest, AHardProfileOfOneUserDoesNotHoldUpAnothers) {
+TEST_F(ProfileReaderTest, ALargeProfileOfOneUserDoesNotDelayAnothers) {
   Make();
   for (uint64_t session = 1; session <= 3; ++session) {
     ASSERT_THAT(Read(session, 7, Encoded(20000)), IsOk());

@@ -53,7 +53,7 @@ class ReloadTest : public ::testing::Test {
   std::vector<absl::Status> said_;
 };
 
-TEST_F(ReloadTest, OfWhatIsGoodSaysSo) {
+TEST_F(ReloadTest, AGoodConfigurationIsReportedAsOk) {
   Reload reload = Of("echo 'warning: few' >&2; exit 0");
   reload.Ask();
   EXPECT_LT(reload.deadline(), absl::InfiniteFuture());
@@ -63,7 +63,7 @@ TEST_F(ReloadTest, OfWhatIsGoodSaysSo) {
   EXPECT_EQ(reload.deadline(), absl::InfiniteFuture());
 }
 
-TEST_F(ReloadTest, OfWhatIsNotSaysTheLine) {
+TEST_F(ReloadTest, ABadConfigurationIsReportedWithItsErrorLine) {
   Reload reload =
       Of("printf 'warning: few\\nerror: what, limit\\nmore' >&2; exit 2");
   reload.Ask();
@@ -72,7 +72,7 @@ TEST_F(ReloadTest, OfWhatIsNotSaysTheLine) {
               StatusIs(absl::StatusCode::kFailedPrecondition, "what, limit"));
 }
 
-TEST_F(ReloadTest, OneThatDiesWithoutAWordIsNotGood) {
+TEST_F(ReloadTest, AProgramThatDiesSilentlyIsAnError) {
   Reload reload = Of("kill -9 $$");
   reload.Ask();
   loop_->Run();
@@ -80,7 +80,7 @@ TEST_F(ReloadTest, OneThatDiesWithoutAWordIsNotGood) {
                                     HasSubstr("/bin/sh ended")));
 }
 
-TEST_F(ReloadTest, AProgramThatIsNotThereIsAnError) {
+TEST_F(ReloadTest, AMissingProgramIsAnError) {
   Reload reload({folder_.File("none")}, loop_.get(),
                 [this](absl::Status said) { said_.push_back(said); });
   reload.Ask();
@@ -89,7 +89,7 @@ TEST_F(ReloadTest, AProgramThatIsNotThereIsAnError) {
 }
 
 // An earlier check saw the file before the later change.
-TEST_F(ReloadTest, TheLastThatWasAskedCounts) {
+TEST_F(ReloadTest, OnlyTheLatestRequestIsAnswered) {
   Reload reload =
       Of("read line < $1; echo > $1.there; echo \"error: $line\" >&2; exit 2");
   reload.Ask();
@@ -106,7 +106,7 @@ TEST_F(ReloadTest, TheLastThatWasAskedCounts) {
   EXPECT_THAT(said_[0].message(), HasSubstr("second"));
 }
 
-TEST_F(ReloadTest, OneThatTakesLongIsEnded) {
+TEST_F(ReloadTest, AProgramThatTakesTooLongIsKilled) {
   Reload reload = Of("read line < $1");
   reload.Ask();
   reload.Expire(reload.deadline() - absl::Milliseconds(1));
@@ -118,7 +118,7 @@ TEST_F(ReloadTest, OneThatTakesLongIsEnded) {
                                     HasSubstr("ended with status 9 ")));
 }
 
-TEST_F(ReloadTest, StoppedItLeavesNoChild) {
+TEST_F(ReloadTest, ItsEndLeavesNoChild) {
   {
     Reload reload = Of("echo > $1.there; read line < $1");
     reload.Ask();

@@ -71,7 +71,7 @@ class SessionListenerTest : public ::testing::Test {
   std::unique_ptr<SessionListener> listener_;
 };
 
-TEST_F(SessionListenerTest, WhoConnectsIsTakenOrToldWhyNot) {
+TEST_F(SessionListenerTest, AConnectionIsAcceptedOrGetsTheReasonWhyNot) {
   Serve();
   const UniqueFd first = Connect();
   Turn();
@@ -82,7 +82,7 @@ TEST_F(SessionListenerTest, WhoConnectsIsTakenOrToldWhyNot) {
   EXPECT_EQ(Told(second), "too many");
 }
 
-TEST_F(SessionListenerTest, WithoutADescriptorWhoConnectsIsToldSo) {
+TEST_F(SessionListenerTest, AClientIsToldThatNoDescriptorIsLeft) {
   Serve();
   const UniqueFd client = Connect();
   rlimit limit;
@@ -115,7 +115,7 @@ TEST_F(SessionListenerTest, AfterAPauseWaitingClientsAreAccepted) {
   EXPECT_TRUE(taken_);
 }
 
-TEST_F(SessionListenerTest, WhoConnectsAfterItStoppedWaitsForTheNext) {
+TEST_F(SessionListenerTest, AConnectionAfterStopIsNotAccepted) {
   Serve();
   listener_->Stop();
   const UniqueFd client = Connect();
@@ -124,7 +124,7 @@ TEST_F(SessionListenerTest, WhoConnectsAfterItStoppedWaitsForTheNext) {
   EXPECT_EQ(listener_->deadline(), absl::InfiniteFuture());
 }
 
-TEST_F(SessionListenerTest, OnlyAPathOfItsOwnIsRemoved) {
+TEST_F(SessionListenerTest, RemoveKeepsAPathThatStays) {
   Serve();
   listener_->Remove();
   EXPECT_NE(access(path_.c_str(), F_OK), 0);
@@ -133,7 +133,7 @@ TEST_F(SessionListenerTest, OnlyAPathOfItsOwnIsRemoved) {
   EXPECT_EQ(access(path_.c_str(), F_OK), 0);
 }
 
-TEST_F(SessionListenerTest, WhatTheNextDaemonHasStays) {
+TEST_F(SessionListenerTest, APathLeftToTheNextDaemonIsNotRemoved) {
   Serve();
   listener_->LeavePath();
   listener_->Remove();

@@ -103,7 +103,7 @@ class SessionsTest : public ::testing::Test {
   std::vector<std::string> broken_;
 };
 
-TEST_F(SessionsTest, OfOneUserTakeTurnsAndHaveTheDaemonsGeneration) {
+TEST_F(SessionsTest, SessionsOfAUserTakeTurnsAndGetTheGeneration) {
   const UniqueFd a = Watch(SessionId(1));
   const UniqueFd b = Watch(SessionId(2));
   for (uint64_t request : {10, 11}) {
@@ -119,7 +119,7 @@ TEST_F(SessionsTest, OfOneUserTakeTurnsAndHaveTheDaemonsGeneration) {
   EXPECT_EQ(message->packet.generation(), 7u);
 }
 
-TEST_F(SessionsTest, WhoReadsNothingIsEndedAndWhoReadAtLastIsNot) {
+TEST_F(SessionsTest, OnlyAClientThatReadsNothingIsEnded) {
   const UniqueFd deaf = Watch(SessionId(1));
   const UniqueFd late = Watch(SessionId(2));
   for (SessionId id : {SessionId(1), SessionId(2)}) {
@@ -138,7 +138,7 @@ TEST_F(SessionsTest, WhoReadsNothingIsEndedAndWhoReadAtLastIsNot) {
   EXPECT_THAT(wire::Receive(late.get()), IsOk());
 }
 
-TEST_F(SessionsTest, AForgottenOneIsGivenBackAndSentNothing) {
+TEST_F(SessionsTest, AForgottenSessionIsUncountedAndSentNothing) {
   UniqueFd peer = Watch(SessionId(1));
   peer.Reset();
   Turn();
@@ -152,7 +152,7 @@ TEST_F(SessionsTest, AForgottenOneIsGivenBackAndSentNothing) {
   EXPECT_THAT(broken_, IsEmpty());
 }
 
-TEST_F(SessionsTest, OneThatIsLeftToTheNextDaemonSeesNoEnd) {
+TEST_F(SessionsTest, ASessionLeftToTheNextDaemonSeesNoEnd) {
   const UniqueFd peer = Watch(SessionId(1));
   const UniqueFd kept(dup(sessions_->Find(SessionId(1))->socket().get()));
   sessions_->Leave();

@@ -76,7 +76,7 @@ class SnapshotsTest : public ::testing::Test {
   std::thread thread_;
 };
 
-TEST_F(SnapshotsTest, AllWhoAskForAViewShareOneOfOneMemfdRenderedElsewhere) {
+TEST_F(SnapshotsTest, QueriesForOneViewShareAMemfdMadeByAnotherThread) {
   length_ = Snapshots::kMaxInline + 1;
   OnLoop([&] {
     for (int i = 0; i < 100; ++i) Ask(ViewOf(7, /*text=*/true));
@@ -120,7 +120,7 @@ TEST_F(SnapshotsTest, TakesATenthOfTheLoopsTimeAndUsersInTurn) {
 }
 
 // The answer includes everything that a client did before its query.
-TEST_F(SnapshotsTest, AnAnswerIsNeverOlderThanItsQuestion) {
+TEST_F(SnapshotsTest, AnAnswerIsNeverOlderThanItsQuery) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);
   OnLoop([&] {

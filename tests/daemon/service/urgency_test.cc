@@ -21,12 +21,12 @@ class UrgencyTest : public ::testing::Test {
   Urgency urgency_;
 };
 
-TEST_F(UrgencyTest, GoesFirstFromTheStart) {
+TEST_F(UrgencyTest, IsUrgentFromTheStart) {
   EXPECT_TRUE(urgency_.IsUrgent(now_, cpu_));
   EXPECT_EQ(urgency_.next(), now_ + kWindow);
 }
 
-TEST_F(UrgencyTest, GoesAsOthersWhileItIsKeptBusy) {
+TEST_F(UrgencyTest, IsNotUrgentWhileItIsKeptBusy) {
   EXPECT_TRUE(After(0.5));
   EXPECT_TRUE(After(0.7));
   EXPECT_FALSE(After(0.8));
@@ -34,7 +34,7 @@ TEST_F(UrgencyTest, GoesAsOthersWhileItIsKeptBusy) {
   EXPECT_TRUE(After(0.1));
 }
 
-TEST_F(UrgencyTest, StaysAsItIsWithinAWindow) {
+TEST_F(UrgencyTest, DoesNotChangeWithinAWindow) {
   EXPECT_TRUE(After(0));
   now_ += 0.9 * kWindow;
   cpu_ += 0.9 * kWindow;

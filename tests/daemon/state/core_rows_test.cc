@@ -177,7 +177,7 @@ TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
 
 INSTANTIATE_TEST_SUITE_P(Stories, CoreRowsTest, ::testing::Range(0, 12));
 
-TEST(CoreRowsRecordTest, IsAsLongAsWhatChanged) {
+TEST(CoreRowsRecordTest, HasOnlyTheChangedRows) {
   CoreDriver node;
   CoreRows rows;
   std::vector<SessionId> ranks;
@@ -233,7 +233,7 @@ TEST(CoreRowsRecordTest, ACheckpointOfFullHistoriesHasEachReply) {
 }
 
 // Guards against clients that fill the state with wrong requests.
-TEST(CoreRowsRecordTest, HasNothingOfWhoIsNoRank) {
+TEST(CoreRowsRecordTest, HasNoRequestsOfSessionsThatAreNoRanks) {
   CoreDriver node;
   CoreRows rows;
   const size_t before = rows.Everything(node.core).size();
@@ -251,7 +251,7 @@ TEST(CoreRowsRecordTest, HasNothingOfWhoIsNoRank) {
 }
 
 // Version 1 saved leases that wait for a plan outside the rows.
-TEST(CoreRowsRecordTest, LeasesThatWaitForPlansInVersion1WaitOn) {
+TEST(CoreRowsRecordTest, LeasesWaitingForPlansAreReadFromVersion1) {
   CoreDriver node;
   const SessionId rank = node.Attach("job", 0);
   const absl::Time now = node.clock.Now();
@@ -282,7 +282,7 @@ TEST(CoreRowsRecordTest, LeasesThatWaitForPlansInVersion1WaitOn) {
   EXPECT_EQ(waiter.deadline, lease.deadline);
 }
 
-TEST(CoreRowsRecordTest, HasRoomForWhateverRanksAsk) {
+TEST(CoreRowsRecordTest, AllRanksWithFullHistoriesFitIntoACheckpoint) {
   CoreDriver node;
   for (int i = 0; i < kGrantSlots; ++i) {
     const SessionId rank = node.Attach(fmt::format("{:0>60}", i), 0);
@@ -310,7 +310,7 @@ class DamagedTest : public ::testing::Test {
   StateFile::Contents contents_;
 };
 
-TEST_F(DamagedTest, WhatIsCutOffIsRefused) {
+TEST_F(DamagedTest, ACutOffCheckpointIsReadOrRefused) {
   ASSERT_TRUE(Read().ok());
   std::string& bytes = contents_.checkpoint;
   for (bytes.pop_back(); bytes.size() > 1; bytes.pop_back()) {
@@ -334,7 +334,7 @@ TEST_F(DamagedTest, AnyBytesAreReadOrRefused) {
   }
 }
 
-TEST_F(DamagedTest, MemoryThatIsNotHereIsRefused) {
+TEST_F(DamagedTest, AStateWithAGpuThatIsMissingHereIsRefused) {
   NodeConfig smaller = node_.core.config();
   smaller.gpus.erase(smaller.gpus.begin());
   Core fresh(smaller, absl::UnixEpoch());

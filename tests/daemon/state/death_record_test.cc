@@ -23,7 +23,7 @@ absl::Time At(double seconds) {
   return absl::UnixEpoch() + absl::Seconds(1000 + seconds);
 }
 
-TEST(DeathRecord, CountsThoseThatDidNotEndInOrder) {
+TEST(DeathRecord, CountsDaemonsThatDidNotEndProperly) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   record.Begin(At(0));
@@ -39,7 +39,7 @@ TEST(DeathRecord, CountsThoseThatDidNotEndInOrder) {
   EXPECT_EQ(record.Recent(At(4)), 3);
 }
 
-TEST(DeathRecord, ForgetsWhatWasLongAgo) {
+TEST(DeathRecord, ForgetsOldDeaths) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   record.Begin(At(0));
@@ -53,14 +53,14 @@ TEST(DeathRecord, ForgetsWhatWasLongAgo) {
   EXPECT_EQ(record.Recent(At(16)), 0);
 }
 
-TEST(DeathRecord, CountsMoreThanItHasRoomForAsMany) {
+TEST(DeathRecord, CountsAtMostAsManyAsItHasRoomFor) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   for (int i = 0; i < 100; ++i) record.Begin(At(0));
   EXPECT_EQ(record.Recent(At(1)), 16);
 }
 
-TEST(DeathRecord, SaysWhatTheLastOneSaid) {
+TEST(DeathRecord, KeepsTheLastReason) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   EXPECT_EQ(record.why(), "");
@@ -71,7 +71,7 @@ TEST(DeathRecord, SaysWhatTheLastOneSaid) {
   EXPECT_EQ(record.why(), std::string(511, 'x'));
 }
 
-TEST(DeathRecord, WhatIsNoneBeginsAnew) {
+TEST(DeathRecord, AnInvalidRecordIsReplacedByAnEmptyOne) {
   UniqueFd other(memfd_create("test", MFD_CLOEXEC));
   ASSERT_EQ(write(other.get(), std::string(5000, '\xff').data(), 5000), 5000);
   SLUICE_ASSERT_OK_AND_ASSIGN(const DeathRecord record,

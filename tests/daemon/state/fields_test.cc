@@ -179,7 +179,7 @@ TEST(FieldsTest, TimesComeBackToTheGrain) {
   }
 }
 
-TEST(FieldsTest, AnotherVersionIsReadAsFarAsItIsKnown) {
+TEST(FieldsTest, FieldsKnownToBothVersionsAreRead) {
   Written newer = Write(Later{.x = 3, .name = "n", .y = 0.5, .more = {1, 2}});
   Point point;
   ASSERT_TRUE(Read(newer.bytes, newer.objects, point));
@@ -192,7 +192,7 @@ TEST(FieldsTest, AnotherVersionIsReadAsFarAsItIsKnown) {
   EXPECT_EQ(later.name, "as it was made");
 }
 
-TEST(FieldsTest, WhatIsCutOffOrLongerIsNotRead) {
+TEST(FieldsTest, CutOffOrLongerBytesAreRefused) {
   Written written = Write(Sample());
   for (size_t size = 0; size < written.bytes.size(); ++size) {
     Everything read;

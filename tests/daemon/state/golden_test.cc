@@ -203,7 +203,7 @@ UniqueFd Golden(uint32_t version) {
 
 class GoldenState : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(GoldenState, IsReadAsWhatItWas) {
+TEST_P(GoldenState, IsReadAsItIsDescribed) {
   if (GetParam() == kStateVersions.written &&
       std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     WriteGolden(GetParam());
@@ -230,7 +230,7 @@ TEST_P(GoldenState, IsReadAsWhatItWas) {
   EXPECT_THAT(StateFile::Open(fd.get()), IsOk());
 }
 
-TEST_P(GoldenState, HasWhatADaemonSavesOfRunningJobs) {
+TEST_P(GoldenState, ContainsSessionsLeasesExtentsAndPlans) {
   const std::string text = FileText(PathOf(GetParam(), "txt"));
   for (const char* what : {"\nsession ", "\nlease ", "\nextent ", "is planned",
                            "runs by plan", "waits for"}) {
@@ -241,7 +241,7 @@ TEST_P(GoldenState, HasWhatADaemonSavesOfRunningJobs) {
 INSTANTIATE_TEST_SUITE_P(Versions, GoldenState, ::testing::Values(1, 2));
 
 // A new version keeps the old files and adds new ones.
-TEST(GoldenStates, HaveOneOfTheVersionThatIsWritten) {
+TEST(GoldenStates, ExistForTheVersionThatIsWritten) {
   EXPECT_NE(FileText(PathOf(kStateVersions.written, "state")), "");
 }
 
@@ -252,7 +252,7 @@ const StateVersions kFar = {.written = kStateVersions.written + 1,
                             .oldest_read = kStateVersions.written + 1,
                             .oldest_reader = kStateVersions.written + 1};
 
-TEST(StateVersionsTest, TheNextReadsItAndSaysWhoReadsWhatItWrites) {
+TEST(StateVersionsTest, TheNextVersionAndThisOneReadEachOthersState) {
   const UniqueFd fd = Golden(kStateVersions.written);
   for (const StateVersions& each : {kNext, kStateVersions, kNext}) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto file,
@@ -261,7 +261,7 @@ TEST(StateVersionsTest, TheNextReadsItAndSaysWhoReadsWhatItWrites) {
   }
 }
 
-TEST(StateVersionsTest, OneThatIsNotReadIsRefusedByNameAndStays) {
+TEST(StateVersionsTest, ATooOldStateIsRefusedWithItsVersionAndKept) {
   const UniqueFd fd = Golden(kStateVersions.written);
   const std::string before =
       FileText(fmt::format("/proc/self/fd/{}", fd.get()));
@@ -274,7 +274,7 @@ TEST(StateVersionsTest, OneThatIsNotReadIsRefusedByNameAndStays) {
   EXPECT_EQ(FileText(fmt::format("/proc/self/fd/{}", fd.get())), before);
 }
 
-TEST(StateVersionsTest, WhatALaterOneWroteIsRefusedWhereItSaysSo) {
+TEST(StateVersionsTest, ALaterStateThatExcludesThisVersionIsRefused) {
   const UniqueFd fd(memfd_create("golden", MFD_CLOEXEC));
   ASSERT_THAT(StateFile::Create(fd.get(), kGoldenSizes, kFar), IsOk());
   EXPECT_THAT(

@@ -111,7 +111,7 @@ TEST_F(Planned, TheLargestProfileIsAdmittedAndSavedWithinWhatItCounts) {
   }
 }
 
-TEST_F(Planned, WhatCannotBeSavedIsRefusedWithTheLimit) {
+TEST_F(Planned, AProfileTooLargeToSaveIsRefusedWithTheLimit) {
   constexpr auto kExhausted = absl::StatusCode::kResourceExhausted;
   Run("first", 1, plan::kMaxClasses);
   EXPECT_THAT(Submit(node_.Attach("second", 0, 1, 1), plan::kMaxClasses),

@@ -41,13 +41,13 @@ StateFile::Contents Reopened(const UniqueFd& fd) {
   return file.ok() ? (*file)->TakeContents() : StateFile::Contents();
 }
 
-TEST(StateFile, ANewOneIsEmpty) {
+TEST(StateFile, ANewFileIsEmpty) {
   const UniqueFd fd = Memory();
   Made(fd);
   EXPECT_EQ(Reopened(fd), StateFile::Contents());
 }
 
-TEST(StateFile, TheNewestCheckpointAndItsRecordsAreThere) {
+TEST(StateFile, TheNewestCheckpointAndItsRecordsAreRead) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
   EXPECT_THAT(file->Append("before"), IsOk());
@@ -60,7 +60,7 @@ TEST(StateFile, TheNewestCheckpointAndItsRecordsAreThere) {
   }
 }
 
-TEST(StateFile, OnceOpenedItGoesOn) {
+TEST(StateFile, AReopenedFileIsAppendedTo) {
   const UniqueFd fd = Memory();
   EXPECT_THAT(Made(fd)->Append("a"), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, StateFile::Open(fd.get()));
@@ -68,7 +68,7 @@ TEST(StateFile, OnceOpenedItGoesOn) {
   EXPECT_EQ(Reopened(fd), (StateFile::Contents{"", {"a", "b"}}));
 }
 
-TEST(StateFile, WhatDoesNotFitChangesNothing) {
+TEST(StateFile, AWriteThatDoesNotFitChangesNothing) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
   EXPECT_THAT(file->Append("a"), IsOk());
@@ -145,7 +145,7 @@ void LookBehindEachStore(const UniqueFd& fd, const std::function<void()>& step,
 
 // Each step takes effect completely at one store instruction, and nothing of an
 // earlier step is lost.
-TEST(StateFile, WhatIsBeingStoredCountsWholeOrNotAtAll) {
+TEST(StateFile, AnInterruptedWriteCountsWholeOrNotAtAll) {
   using Step = absl::Status (*)(StateFile&);
   const std::vector<Step> steps = {
       [](StateFile& f) { return f.Append("first"); },
@@ -185,7 +185,7 @@ TEST(StateFile, WhatIsBeingStoredCountsWholeOrNotAtAll) {
 
 // Guards against a state that only the store could drop: if the store missed
 // the request, the next daemon would use it.
-TEST(StateFile, WhatWasGivenUpCountsNoMoreFromOneWordOn) {
+TEST(StateFile, AVoidedStateIsUnreadableFromOneStoreOn) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
   for (const char* state : {"one", "two"}) {
@@ -209,7 +209,7 @@ TEST(StateFile, WhatWasGivenUpCountsNoMoreFromOneWordOn) {
   EXPECT_TRUE(given_up);
 }
 
-TEST(StateFile, WhatWasGivenUpCountsAgainFromTheNextCheckpointOn) {
+TEST(StateFile, AVoidedStateIsReadAgainAfterACheckpoint) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
   EXPECT_THAT(file->Append("record"), IsOk());
@@ -247,7 +247,7 @@ TEST(StateFile, DamageIsRefusedAndNeverMisread) {
 
 // Guards against reading the word behind the last page: the daemon died of
 // SIGSEGV instead of starting without the state.
-TEST(StateFile, OneWithoutRoomForRecordsIsRefused) {
+TEST(StateFile, AFileWithoutRoomForRecordsIsRefused) {
   const UniqueFd fd = Memory();
   const StateFile::Sizes page = {Bytes(100), Bytes(4096 - 24 - 2 * 136 - 32)};
   auto file = StateFile::Create(fd.get(), page);
@@ -260,7 +260,7 @@ TEST(StateFile, OneWithoutRoomForRecordsIsRefused) {
   EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(kRefused));
 }
 
-TEST(StateFile, WhatIsNoStateIsRefused) {
+TEST(StateFile, AFileThatIsNoStateIsRefused) {
   const UniqueFd fd = Memory();
   EXPECT_THAT(StateFile::Open(fd.get()), StatusIs(kRefused));
   ASSERT_EQ(ftruncate(fd.get(), 4096), 0);

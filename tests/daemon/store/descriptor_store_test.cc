@@ -76,7 +76,7 @@ class AbstractStore : public Store {
   AbstractStore() : Store("@sluice-store-test-" + std::to_string(getpid())) {}
 };
 
-TEST_F(Store, SendsADescriptorByNameAndIsDoneWhenTheBarrierIsAnswered) {
+TEST_F(Store, AFlushIsDoneWhenItsBarrierIsAnswered) {
   const auto store = Start();
   const UniqueFd memory = Memfd();
   ASSERT_THAT(store->Put("x-1", memory.get()), IsOk());
@@ -128,7 +128,7 @@ TEST_F(Store, AsksForOneBarrierPerBatch) {
   EXPECT_FALSE(other_->Next(/*wait_ms=*/20));
 }
 
-TEST_F(Store, RemovesAlsoWhatAnEarlierProcessLeft) {
+TEST_F(Store, DescriptorsOfAnEarlierProcessCanBeRemoved) {
   DescriptorStore::Options options;
   options.notify_socket = address_;
   options.capacity = 1;
@@ -147,7 +147,7 @@ TEST_F(Store, RemovesAlsoWhatAnEarlierProcessLeft) {
   EXPECT_THAT(NextText(), HasSubstr("FDNAME=new"));
 }
 
-TEST_F(Store, RefusesWhatCannotBeKept) {
+TEST_F(Store, RefusesInvalidNamesAndDescriptors) {
   const auto store = Start();
   const UniqueFd memory = Memfd();
   for (const char* name : {"", "A", "with:colon", "line\n", "seventeen-letters",
@@ -162,7 +162,7 @@ TEST_F(Store, RefusesWhatCannotBeKept) {
   EXPECT_FALSE(store->Has("closed"));
 }
 
-TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
+TEST_F(Store, AFlushFailsInTimeIfTheStoreNeverAnswers) {
   const auto store = Start(100, absl::Milliseconds(100));
   const UniqueFd memory = Memfd();
   const MonotonicClock clock;
@@ -177,7 +177,7 @@ TEST_F(Store, ThatNeverAnswersEndsInANamedErrorInTime) {
 }
 
 // If the keeper is not this process's parent, it died before the start.
-TEST_F(Store, OfADeadKeeperKeepsNothingAndIsDoneAtOnce) {
+TEST_F(Store, TheStoreOfADeadKeeperKeepsNothing) {
   constexpr pid_t kNone = (1 << 22) - 1;
   int lost = 0;
   DescriptorStore::Options options;
@@ -195,7 +195,7 @@ TEST_F(Store, OfADeadKeeperKeepsNothingAndIsDoneAtOnce) {
   EXPECT_FALSE(other_->Next(/*wait_ms=*/20));
 }
 
-TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
+TEST_F(Store, AFlushFailsInTimeIfTheStoreReadsNothing) {
   const auto store = Start(5000, absl::Milliseconds(100));
   const UniqueFd memory = Memfd();
   for (int i = 0; i < 2000; ++i) {  // more than a socket's queue holds
@@ -207,7 +207,7 @@ TEST_F(Store, ThatReadsNothingEndsInANamedErrorInTime) {
 }
 
 // Guards against forgetting messages that could not be sent.
-TEST_F(Store, WhatCouldNotBeSentGoesFirstInTheNextBatch) {
+TEST_F(Store, UnsentMessagesGoFirstInTheNextBatch) {
   other_.reset();  // no process listens
   const auto store = Start();
   ASSERT_THAT(store->Put("x-1", Memfd().get()), IsOk());
@@ -226,7 +226,7 @@ TEST_F(Store, WhatCouldNotBeSentGoesFirstInTheNextBatch) {
   EXPECT_THAT(done.get(), IsOk());
 }
 
-TEST_F(Store, ThatIsGoneIsAFaultUntilThereIsOneAgain) {
+TEST_F(Store, AFlushFailsUntilAStoreListensAgain) {
   const auto store = Start();
   other_.reset();
   EXPECT_THAT(Flush(*store).get(), StatusIs(absl::StatusCode::kUnavailable,
@@ -267,7 +267,7 @@ TEST(NoStore, KeepsNothingAndIsDoneAtOnce) {
 }
 
 // A unit of Type=notify listens, but need not have a descriptor store.
-TEST_F(Store, WhoListensNeedNotKeepAnything) {
+TEST_F(Store, AManagerWithoutAStoreStillGetsMessages) {
   const auto store = Start(/*capacity=*/0);
   EXPECT_FALSE(store->keeps());
   EXPECT_THAT(store->Put("x", Memfd().get()), IsOk());
@@ -276,7 +276,7 @@ TEST_F(Store, WhoListensNeedNotKeepAnything) {
   EXPECT_THAT(NextText(), HasSubstr("READY=1"));
 }
 
-TEST(NoStore, AnAddressThatIsNoneIsRefused) {
+TEST(NoStore, AnInvalidAddressIsRefused) {
   for (const std::string& address :
        std::vector<std::string>{"relative", "@", "/" + std::string(200, 'x')}) {
     DescriptorStore::Options options;

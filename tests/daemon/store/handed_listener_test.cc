@@ -61,7 +61,7 @@ TEST_F(HandedListener, IsTheOneAtThePath) {
   EXPECT_EQ(taken->get(), number);
 }
 
-TEST_F(HandedListener, IsNoneWhereNothingWasHandedOn) {
+TEST_F(HandedListener, IsNoneIfNoSocketWasPassed) {
   const auto taken = Take(UniqueFd());
   ASSERT_THAT(taken, IsOk());
   EXPECT_FALSE(*taken);
@@ -73,13 +73,13 @@ TEST_F(HandedListener, MayBeBoundByAnotherNameOfTheFolder) {
   EXPECT_THAT(Take(Listening(link + "/session.sock")), IsOk());
 }
 
-TEST_F(HandedListener, IsTakenThoughItsFileWasRemoved) {
+TEST_F(HandedListener, IsTakenEvenIfItsFileWasRemoved) {
   UniqueFd made = Listening(path_);
   std::filesystem::remove(path_);
   EXPECT_THAT(Take(std::move(made)), IsOk());
 }
 
-TEST_F(HandedListener, OfAnotherKindOrPlaceIsRefusedInOneLine) {
+TEST_F(HandedListener, ASocketOfAnotherKindOrPathIsRefusedInOneLine) {
   ExpectRefused(Take(Listening(folder_.File("admin.sock"))), "admin.sock'");
   ExpectRefused(Take(Listening(path_, SOCK_STREAM)), "'sluiced.socket' came");
   std::filesystem::remove(path_);
@@ -90,7 +90,7 @@ TEST_F(HandedListener, OfAnotherKindOrPlaceIsRefusedInOneLine) {
                 "2 sockets ('sluiced.socket', 'http')");
 }
 
-TEST_F(HandedListener, IsTheSameSocketAsADuplicateOfItOnly) {
+TEST_F(HandedListener, OnlyADuplicateIsTheSameSocket) {
   const UniqueFd made = Listening(path_);
   const UniqueFd other = Listening(folder_.File("other"));
   const UniqueFd again(dup(made.get()));

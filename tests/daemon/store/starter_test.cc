@@ -76,7 +76,7 @@ TEST(Starter, AnEarlierKeeperIsKnownToo) {
   });
 }
 
-TEST(Starter, OfTwoOfOneNameTheFirstCounts) {
+TEST(Starter, TheFirstOfTwoEqualNamesCounts) {
   AsStarted([] {
     Set("LISTEN_FDNAMES", "m:m");
     SLUICE_ASSERT_OK_AND_ASSIGN(const Starter starter, TakeFromStarter());
@@ -85,7 +85,7 @@ TEST(Starter, OfTwoOfOneNameTheFirstCounts) {
   });
 }
 
-TEST(Starter, WhatIsAnotherProcesssIsLeftAlone) {
+TEST(Starter, DescriptorsOfAnotherProcessAreLeftOpen) {
   AsStarted([] {
     Set("LISTEN_PID", "1");
     Set("LISTEN_FDNAMES", "a:b");
@@ -95,7 +95,7 @@ TEST(Starter, WhatIsAnotherProcesssIsLeftAlone) {
   });
 }
 
-TEST(Starter, OneThatHandsOnNothingIsFine) {
+TEST(Starter, AStarterThatPassesNothingIsAccepted) {
   AsStarted([] {
     unsetenv("LISTEN_FDS");
     unsetenv("LISTEN_PID");
@@ -106,7 +106,7 @@ TEST(Starter, OneThatHandsOnNothingIsFine) {
   });
 }
 
-TEST(Starter, WhatMakesNoSenseIsRefusedByName) {
+TEST(Starter, AnInvalidVariableIsRefusedByName) {
   const auto refused = [](const char* name, const std::string& value,
                           const std::string& why) {
     Child::Fork([&] {

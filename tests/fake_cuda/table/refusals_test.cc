@@ -87,7 +87,7 @@ TEST_F(CudaRefusals, AnOldDriverIsRefusedWithTheVersionThatIsNeeded) {
   EXPECT_THAT(OpenCudaDriver(), IsOk());
 }
 
-TEST_F(CudaRefusals, GpusOfOneProcessAreRefusedWithTheCommandThatMendsIt) {
+TEST_F(CudaRefusals, ExclusiveGpusAreRefusedWithTheCommandThatChangesIt) {
   fake_cuda::fake_cuda_set("compute_mode=3");
   const auto driver = OpenCudaDriver();
   fake_cuda::fake_cuda_set("compute_mode=0");

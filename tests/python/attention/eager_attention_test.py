@@ -1,5 +1,5 @@
-"""Attention that layers compute by matrix products: exact in every form, or
-refused with an error that names the operation."""
+"""Tests eager attention, which layers compute by matrix products: a form is
+exact, or refused with the operation's name, or its layers run whole."""
 
 from __future__ import annotations
 
@@ -159,8 +159,8 @@ def test_packed_documents_are_kept_apart(session, form):
 
 
 @pytest.mark.parametrize("form", [where_seen, times_seen])
-def test_a_window_in_a_buffer_is_that_of_all_rows(session, form):
-    """A chunk's own part of the buffer looks like a causal mask."""
+def test_a_window_in_a_buffer_longer_than_a_chunk_is_exact(session, form):
+    """The part of the buffer that one chunk reads looks like a causal mask."""
     model = written(form, window=20)
     assert abs(unstreamed(model, batch()).loss
                - unstreamed(written(form), batch()).loss) > 1e-5
@@ -182,7 +182,7 @@ def test_bf16_error_is_no_larger_than_unstreamed(session):
     assert error(got) <= 1.2 * error(own)
 
 
-# --- refused operations ------------------------------------------------------
+# --- operations that chunks cannot do ----------------------------------------
 
 def with_bias(self, q, k, v, mask):
     far = -torch.arange(k.shape[-2]).flip(0) * 0.1
@@ -236,10 +236,11 @@ def from_the_middle(self, q, k, v, mask):
     return F.softmax(s, dim=-1) @ v, None
 
 
-# These are refused; a user can write each of them in another way.
+# Refused, with a word of the error: a user can write these in another way.
 REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
            head_mask: "'mul'", weights_are_used: "'mean'",
            against_itself: "'mul'", over_the_rows: "'softmax'"}
+# Layers with these run whole, for this reason.
 WHOLE = {both_directions: "in both directions",
          own_mask: "a bias that is added", by_einsum: "without attention",
          from_the_middle: "without attention"}
@@ -270,7 +271,7 @@ def whole(session, model, why):
     stream.unstream()
 
 
-def test_attention_of_a_layer_that_runs_whole_goes_by_chunks(session):
+def test_a_whole_layers_attention_runs_by_chunks(session):
     model = written(plain)
     for layer in model.model.layers:
         layer.mlp.register_forward_hook(lambda m, a, y: y + y.roll(1, 1))
@@ -301,8 +302,8 @@ class OwnMask(LlamaModel):
 
 
 def dense(self, x, padding, more=0):
-    """Returns an additive mask [B, 1, S, S + more] with a window of 20, which
-    hides padding from all rows."""
+    """Returns an additive mask [B, 1, S, S + more]: causal, in a window of 20,
+    with padding hidden from all rows."""
     rows = x.shape[1]
     seen = torch.ones(rows, rows + more).tril()
     seen = (seen - seen.tril(-20))[None, None].repeat(x.shape[0], 1, 1, 1)
@@ -392,8 +393,8 @@ def indexed(up):
 
 @pytest.mark.parametrize("form", [gated_in_place, indexed])
 def test_a_product_with_a_weight_is_not_taken_for_scores(session, form):
-    """The probe's chunks have another length, for which nothing looks like
-    scores."""
+    """The product is [E, c, c] only for chunks of 16 rows. The probe's chunks
+    have another length."""
     model = tiny("llama")
     for layer in model.model.layers:
         layer.self_attn = WrittenOut(layer.self_attn, plain)

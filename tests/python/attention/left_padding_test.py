@@ -68,7 +68,7 @@ def test_hidden_states_in_the_host(session, kind, changes):
 
 @pytest.mark.parametrize("left, right", [
     deep(LEFT, (0, 0)), deep((0, 0), RIGHT), (LEFT, RIGHT)])
-def test_positions_counted_from_the_mask_and_hidden_states_in_the_host(
+def test_positions_from_the_mask_with_hidden_states_on_host(
         session, left, right):
     """A chunk's positions cannot be counted from its own mask. They are
     counted in advance, in the way that the probe found the model to do it."""

@@ -257,7 +257,7 @@ def test_an_invalid_dense_mask_is_refused(spoil, word):
 WIDTH = 7
 
 
-def test_which_functions_are_made_of_their_arguments_alone():
+def test_functions_of_their_arguments_alone_are_pure():
     def narrow(batch, head, query, key):
         return (key <= query) & (query - key < WIDTH)
 

@@ -26,7 +26,7 @@ def test_the_named_folder_wins_and_is_not_mixed_with_others(
     assert find_programs().sluiced is None
 
 
-def test_without_library_the_import_works_and_a_session_is_one_clear_line(
+def test_without_library_the_import_works_and_a_session_fails_clearly(
         tmp_path):
     ran = run("import sluice; print('imported'); sluice.Session()",
               SLUICE_BIN_DIR=str(tmp_path))

@@ -77,7 +77,7 @@ def test_repr_names_the_socket_and_a_closed_session(session):
     assert "closed" in repr(session)
 
 
-def test_the_death_of_a_rank_of_the_job_is_told_with_its_cause(daemon):
+def test_the_death_of_another_rank_is_reported_with_its_cause(daemon):
     class Hears:
         def peer_died(self, what):
             told.append(what)

@@ -84,7 +84,7 @@ def test_a_later_job_joins_while_the_time_runs(folder, monkeypatch):
     os.kill(pid, signal.SIGTERM)
 
 
-def test_it_ends_after_killed_processes_and_the_next_one_starts_another(folder):
+def test_it_ends_after_its_processes_and_the_next_starts_another(folder):
     child = start(TELLS)
     told(child)
     [pid] = processes_of(str(folder))
@@ -97,7 +97,7 @@ def test_it_ends_after_killed_processes_and_the_next_one_starts_another(folder):
     end(again)
 
 
-def test_threads_that_come_together_start_one(folder):
+def test_simultaneous_threads_start_one_daemon(folder):
     sessions = []
     threads = [threading.Thread(target=lambda: sessions.append(
         sluice.Session())) for _ in range(4)]
@@ -111,7 +111,7 @@ def test_threads_that_come_together_start_one(folder):
         session.close()
 
 
-def test_a_daemon_of_the_nodes_own_goes_first(daemon, folder, monkeypatch):
+def test_a_daemon_of_the_node_is_used_first(daemon, folder, monkeypatch):
     monkeypatch.setattr(user_daemon, "NODES_OWN", daemon.socket)
     with sluice.Session() as session:
         assert session.socket == daemon.socket
@@ -141,7 +141,7 @@ def test_it_serves_gpus_that_its_first_process_does_not_see(folder):
     end(child)
 
 
-def test_mig_has_its_own(folder):
+def test_a_mig_instance_has_its_own_daemon(folder):
     child = start(TELLS, CUDA_VISIBLE_DEVICES="MIG-1/0,GPU-3")
     own = f"{folder}-MIG-1-0"
     assert told(child)[0] == f"{own}/session.sock"
@@ -158,7 +158,7 @@ def test_its_programs_may_be_named_by_a_relative_path(folder):
     end(child)
 
 
-def test_a_job_of_slurms_has_its_own(folder):
+def test_a_slurm_job_has_its_own_daemon(folder):
     child = start(TELLS, SLURM_JOB_ID="12")
     assert told(child)[0] == f"{folder}-12/session.sock"
     end(child)
@@ -198,7 +198,7 @@ def test_a_variable_that_is_no_number_is_named():
         place({"RANK": "x", "WORLD_SIZE": "2"})
 
 
-def test_what_is_given_goes_before_the_launcher(daemon, monkeypatch):
+def test_arguments_override_the_launchers_variables(daemon, monkeypatch):
     for name, value in (("RANK", "5"), ("WORLD_SIZE", "8"),
                         ("LOCAL_RANK", "1"), ("LOCAL_WORLD_SIZE", "4")):
         monkeypatch.setenv(name, value)

@@ -116,7 +116,7 @@ def test_each_nested_cgroup_counts(tmp_path, where):
     assert available_bytes(root) == 48 * MIB
 
 
-def test_of_the_old_hierarchies_the_memory_controllers_counts(tmp_path):
+def test_in_cgroup_v1_the_memory_controllers_group_counts(tmp_path):
     root = cgroups(
         tmp_path, "5:cpu:/c\n4:memory:/job/step\n0::/\n",
         **{"cpu/c/memory.limit_in_bytes": 1,
@@ -239,7 +239,7 @@ OPENS_TWICE = """
 """
 
 
-def test_the_library_is_loaded_again_and_beside_a_copy_of_itself(
+def test_the_library_can_be_reloaded_and_loaded_beside_a_copy(
         tmp_path, daemon):
     library = find_programs().library
     copy = shutil.copy(library, tmp_path / "copy.so")

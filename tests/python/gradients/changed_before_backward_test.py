@@ -150,7 +150,7 @@ def test_replays_use_the_modules_and_hooks_of_the_forward(session, change):
     stream.unstream()
 
 
-def test_a_hook_of_all_modules_is_that_of_the_forward(session):
+def test_replays_use_the_global_hooks_of_the_forward(session):
     model = tiny()
     expected = unstreamed(model, batch())
     stream = sluice.stream(model, session=session, chunk=16, check="off",
@@ -166,7 +166,7 @@ def test_a_hook_of_all_modules_is_that_of_the_forward(session):
     stream.unstream()
 
 
-def test_adapters_that_come_before_a_backward_change_nothing(session):
+def test_adapters_added_before_a_backward_change_nothing(session):
     def step(model):
         torch.manual_seed(0)
         loss = model(**batch()).loss
@@ -208,7 +208,7 @@ def another_forward(mlp):
 
 
 @pytest.mark.parametrize("change", [another_class, another_forward])
-def test_another_forward_of_a_module_is_a_change(session, change):
+def test_a_replaced_forward_of_a_module_is_named(session, change):
     model = scaled()
     stream = sluice.stream(model, session=session, chunk=16, check="off",
                            quiet=True)
@@ -284,7 +284,7 @@ def test_a_change_elsewhere_is_named_in_any_step(session, change, named):
     lambda y: -y, lambda y: y.flip(0), lambda y: y.flip(1),
     lambda y: y.roll(1, 1), lambda y: y.flip(2),
     lambda y: y * torch.tensor([-1.0, -1, 1, 1]).repeat(2)])
-def test_a_fingerprint_is_of_values_in_their_order(change):
+def test_a_fingerprint_depends_on_the_order_of_values(change):
     y = torch.randn(2, 6, 8, generator=torch.Generator().manual_seed(1))
     for dtype in torch.float32, torch.bfloat16:
         assert fingerprint(y.to(dtype)) == fingerprint(y.to(dtype).clone())
@@ -300,7 +300,7 @@ def test_a_buffer_is_summed_once_per_version(monkeypatch):
     assert [setting._sum(buffer), setting._sum(buffer)] == [2, 2]
 
 
-def test_a_change_that_is_not_found_is_blamed_on_nothing(session):
+def test_an_error_says_if_the_change_was_not_found(session):
     factor = [1.0]  # a cell of a closure
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)

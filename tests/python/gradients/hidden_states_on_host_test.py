@@ -50,14 +50,14 @@ def test_gradients_are_the_models_own(session, name):
 
 
 class Backwards(nn.ModuleList):
-    """The decoder takes a slice of its layers; gets the last layer first."""
+    """Returns a slice, which the decoder takes, in reverse order."""
 
     def __getitem__(self, at):
         return reversed(self) if isinstance(at, slice) else super(
             ).__getitem__(at)
 
 
-def test_the_first_layer_may_be_another_than_number_0(session):
+def test_the_first_layer_that_runs_need_not_be_number_0(session):
     model = tiny()
     model.model.layers = Backwards(model.model.layers)
     got = streamed(model, session, batch(), **ALWAYS, hidden="host")

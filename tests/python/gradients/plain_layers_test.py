@@ -248,7 +248,7 @@ def test_dropout(session, count):
     assert_same(got, run(plain, inputs))
 
 
-def test_a_model_that_fits_draws_what_the_plain_one_draws(session):
+def test_a_model_that_fits_draws_the_plain_models_numbers(session):
     model, inputs = wrap_mlps(Dropout, model_of()), batch()
     plain = copy.deepcopy(model)
     sluice.stream(model, session=session, chunk=16, quiet=True, hbm=ENOUGH)

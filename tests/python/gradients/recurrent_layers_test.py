@@ -137,7 +137,7 @@ def test_two_forwards_before_a_backward_and_one_without(session):
     stream.unstream()
 
 
-def test_frozen_layers_hand_gradients_on(session):
+def test_frozen_layers_pass_gradients_on(session):
     model = configs.tiny("qwen3_next")
     model.requires_grad_(False)
     model.model.embed_tokens.requires_grad_(True)
@@ -183,7 +183,7 @@ def test_packed_documents(session, positions):
 
 
 @pytest.mark.parametrize("name", ["falcon_mamba", "jamba", "mamba", "zamba"])
-def test_a_state_that_is_left_and_not_taken(session, name):
+def test_layers_that_write_a_state_without_reading_it_run_whole(session, name):
     stream = sluice.stream(configs.tiny(name), session=session, quiet=True)
     assert all("a recurrent state that it leaves" in kind.why
                for kind, _ in stream.whole)
@@ -207,7 +207,7 @@ class Changing:
         return y
 
 
-def test_a_state_that_depends_on_how_many_rows_there_are(session):
+def test_a_state_that_depends_on_the_number_of_rows_is_found(session):
     """The probe has fewer rows, so the check of a part of a chunk finds it."""
     model = configs.tiny("lfm2")
     for layer in model.model.layers:
@@ -219,7 +219,7 @@ def test_a_state_that_depends_on_how_many_rows_there_are(session):
     stream.unstream()
 
 
-def test_a_state_that_is_another_one_in_backward(session):
+def test_a_state_that_differs_in_backward_is_found(session):
     model = configs.tiny("lfm2")
     changing = [Changing(layer.conv, 0, 1.0) for layer in model.model.layers
                 if not layer.is_attention_layer]

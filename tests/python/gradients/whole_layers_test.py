@@ -237,7 +237,7 @@ def test_a_plan_is_refused(session):
         sluice.stream(configs.tiny(HYBRID), session=session, policy="plan")
 
 
-def test_a_size_of_chunks_is_not_measured_without_attention(session):
+def test_a_chunk_size_is_not_measured_without_attention(session):
     with pytest.raises(ValueError, match="chunk=1024"):
         sluice.stream(configs.tiny("mamba"), session=session, chunk="auto")
 

@@ -110,7 +110,7 @@ def test_an_interrupt_in_any_line_of_the_arena_leaves_it_whole(arena):
     assert hit > 150  # lines of a lease run only once
 
 
-def test_an_interrupt_of_a_drop_is_put_right_where_used_bytes_are_read(arena):
+def test_reading_used_bytes_repairs_an_interrupted_drop(arena):
     """No other tensor dies here, so only reading used_bytes can repair the
     books."""
     kept = arena.put(torch.ones(8))

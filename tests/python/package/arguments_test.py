@@ -80,7 +80,7 @@ def test_a_config_has_what_is_not_given(session):
         chunk=0), session=session), "stream: ", "chunk = 0")
 
 
-def test_every_argument_of_stream_has_a_kind_and_is_tried():
+def test_every_argument_of_stream_has_a_kind_and_a_test():
     names = {field.name for field in dataclasses.fields(settings.Fields)}
     assert names == set(settings.KINDS)
     assert {*names, "model", "config"} == {
@@ -267,7 +267,7 @@ def test_missing_and_unknown_arguments_are_pythons_own():
         sluice.logprobs()
 
 
-def test_refusals_cross_processes_and_values_stay_in_a_line():
+def test_refusals_can_be_pickled_and_show_values_in_one_line():
     error = arguments.invalid("x")
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))

@@ -84,7 +84,7 @@ def test_structs_are_those_of_the_header(ours, theirs):
             [(name, C_TYPES[kind]) for name, kind in fields])
 
 
-def test_functions_take_as_many_arguments_as_the_header_says():
+def test_signatures_have_as_many_arguments_as_in_the_header():
     declared = {}
     for name, arguments in re.findall(
             r"SLUICE_API [\w\s*]*?\b(sluice_\w+)\(([^;]*)\);",

@@ -96,7 +96,7 @@ def test_a_death_is_heard_before_the_next_look():
     assert "killed by signal 9" in str(ranks.failed)
 
 
-def test_a_stream_counts_what_runs_within_and_raises_what_a_peer_told():
+def test_a_stream_counts_nested_calls_and_raises_a_peers_error():
     def run():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0,
                                 world_size=1)

@@ -27,9 +27,9 @@ from sluice.ranks.board import Board
 BLOCKS, SQUARES = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 
 
-@pytest.mark.parametrize("waits", (False, True))
+@pytest.mark.parametrize("on_cpu", (False, True))
 @pytest.mark.parametrize("seed", range(30))
-def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, waits):
+def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, on_cpu):
     chance = random.Random(seed)
     host = 10 ** chance.uniform(-5, -2)
     # At least one size has blocks that are worth their host time.
@@ -40,7 +40,7 @@ def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, waits):
         """Returns the seconds of a walk if the device takes `pair` for each
         pair of rows."""
         of_host, of_device = BLOCKS * host, SQUARES * pair * rows * rows
-        walked[rows] = (of_host + of_device if waits else
+        walked[rows] = (of_host + of_device if on_cpu else
                         max(of_host, of_device))
         return walked[rows]
 
@@ -81,7 +81,7 @@ def test_a_stream_uses_the_chunk_that_it_measured(session, capsys):
         chosen.rows == SIZES[-1])
     said = capsys.readouterr().err
     assert f"in chunks of {chosen.rows} rows (chosen by measuring: " in said
-    assert f"chunk={chosen.rows} makes the same run again" in said
+    assert f"pass chunk={chosen.rows} to repeat this run" in said
     assert stream.stats().host_bytes == stream.stats().blocks == 0
     inputs = batch(1, 300)
     found = run(model, inputs)

@@ -30,7 +30,7 @@ def planned(session, model, steps=4, **options):
     return stream, [run(model, batch()) for _ in range(steps)]
 
 
-def test_the_third_step_runs_as_planned_with_the_same_gradients(session):
+def test_the_third_step_follows_the_plan_with_the_same_gradients(session):
     stream, runs = planned(session, tiny())
     expected = unstreamed(tiny(), batch())
     for made in runs:
@@ -85,7 +85,7 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     assert given["backward_h2d_fixed"] > classes[BASE]["bytes_per_layer"] / 2
 
 
-def test_a_plan_says_what_it_computes_again_for_how_many_seconds(capfd, session):
+def test_a_plan_reports_what_it_recomputes_and_its_seconds(capfd, session):
     profiles = []
     ask = session.plan
 

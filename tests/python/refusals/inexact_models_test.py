@@ -67,7 +67,7 @@ class Positions(Mlp):
 
 
 class LatePositions(Mlp):
-    """Scales like Llama 4's queries, from a row on that no probe has."""
+    """Scales rows as Llama 4 scales queries, from a row the probe lacks."""
 
     def after(self, y, x):
         rows = torch.arange(0, x.shape[1], device=x.device)
@@ -167,7 +167,7 @@ def test_modules_that_mix_or_count_rows_run_whole(session, kind, names):
     assert_same(run(model, inputs), expected, other)
 
 
-def test_the_reason_is_the_clearest_of_the_ways_that_were_tried(session):
+def test_the_clearest_of_several_reasons_is_reported(session):
     """GPT-J writes its attention out, so the registry finds none."""
     model = tiny("gptj", **LEARNED, attn_pdrop=0.0)
     for layer in model.transformer.h:
@@ -253,7 +253,7 @@ EXPERTS = {
 @pytest.mark.parametrize("kind, padding", [
     ("qwen3_moe", 40), ("mixtral", 0), ("gpt_oss", 40),
     deep("qwen3_moe", 0), deep("mixtral", 40), deep("gpt_oss", 0)])
-def test_experts_in_bf16_are_not_taken_for_such_layers(
+def test_rounding_of_experts_is_not_taken_for_a_threshold(
         session, monkeypatch, kind, padding):
     """Rounding may send a row to another expert. If that happens to one row of
     padding, it happens to all of them."""
@@ -337,7 +337,7 @@ def test_a_backward_leaves_the_random_state_of_its_forward(session):
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_chunked_attention_is_the_masks(session):
+def test_a_models_own_chunked_attention_is_exact_or_refused(session):
     """llama4's layers attend within chunks of the sequence, as the mask says.
     """
     model = tiny("llama4_text", attention_chunk_size=24, num_local_experts=2,
@@ -413,8 +413,8 @@ def test_layers_that_round_activations_run_whole(session):
     ("mpt", dict(d_model=32, n_heads=4, n_layers=2), "a bias that is added"),
     ("gemma", dict(use_bidirectional_attention=True), "in both directions"),
 ])
-def test_reasons_name_the_cause_and_not_how_it_was_met(session, kind, changes,
-                                                       cause):
+def test_reasons_name_the_cause_and_not_its_symptom(session, kind, changes,
+                                                    cause):
     model, inputs = tiny(kind, **changes), batch()
     if kind == "gemma":
         model.set_attn_implementation("sdpa")
@@ -427,7 +427,7 @@ def test_reasons_name_the_cause_and_not_how_it_was_met(session, kind, changes,
     assert_same(run(model, inputs), expected)
 
 
-def test_a_decoder_that_takes_pictures_is_tried(session):
+def test_a_decoder_that_takes_pictures_is_exact(session):
     """Chameleon's pictures become tokens of the sequence."""
     names = {f"IMGIMG{c}Z": 20 + i for i, c in enumerate("ABCDEFGH")}
     config = ChameleonConfig(**SIZES, vocabulary_map={"<image>": 5, **names},
@@ -509,6 +509,6 @@ def test_weights_changed_before_the_backward_are_noticed(session):
 
 
 @pytest.mark.parametrize("chunk", [0, -4])
-def test_a_chunk_has_rows(chunk):
+def test_a_chunk_of_no_rows_is_refused(chunk):
     with pytest.raises(ValueError, match=f"chunk = {chunk}"):
         sluice.stream(tiny(), chunk=chunk)

@@ -123,7 +123,7 @@ def test_a_mixing_forward_on_one_instance_runs_whole(session):
 @pytest.mark.xfail(strict=True, reason="the probe has 70 rows: what begins "
                    "after them is not met, a shift by 100 rows, a scale from "
                    "x.shape[1], a capacity of at least 128")
-def test_mixing_that_begins_after_the_probes_rows_is_refused(session):
+def test_mixing_of_rows_that_no_probe_reaches_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + shift(x, 100)))
 
 
@@ -207,7 +207,7 @@ def test_a_layers_forward_that_is_no_method_is_refused(session):
 
 # --- exact ------------------------------------------------------------------
 
-def test_one_row_that_rounding_sends_elsewhere_is_no_refusal(session):
+def test_one_row_that_rounding_sends_elsewhere_is_not_refused(session):
     """Simulates a router's near tie, which occurs in one of the probe's rows.
     """
     first = []

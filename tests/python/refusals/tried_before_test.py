@@ -77,7 +77,7 @@ def test_other_settings_are_tried(tried):
         tried(model)
 
 
-def test_what_runs_whole_does_so_in_a_model_that_is_made_alike(
+def test_layers_that_run_whole_also_do_in_an_equal_model(
         session, monkeypatch):
     def streamed(model):
         stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -93,7 +93,7 @@ def test_what_runs_whole_does_so_in_a_model_that_is_made_alike(
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_what_mixes_rows_is_found_in_a_class_that_was_tried(
+def test_a_layer_that_mixes_rows_is_found_in_a_known_class(
         session, monkeypatch, change):
     sluice.stream(tiny(), session=session, quiet=True).unstream()
     model = tiny()

@@ -114,7 +114,7 @@ def test_an_adapter_added_after_stream_is_exact(stream):
 
 # --- caches and modes -------------------------------------------------------
 
-def test_a_cache_in_training_is_refused_and_generation_has_one(stream):
+def test_a_cache_is_refused_in_training_and_used_in_generation(stream):
     model = tiny()
     stream(model)
     with pytest.raises(sluice.Unsupported, match="past_key_values"):

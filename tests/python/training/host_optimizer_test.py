@@ -172,7 +172,7 @@ def test_a_closure_is_run_with_gradients(session):
     assert optimizer.step() is None
 
 
-def test_weights_that_are_set_count_more_than_their_masters(session):
+def test_weights_set_by_the_user_replace_their_masters(session):
     pair = Pair(session, torch.bfloat16)
     pair.step()
     with torch.no_grad():
@@ -490,7 +490,7 @@ def test_sparse_gradients_are_refused(session):
         sluice.AdamW(embedding.parameters(), session=session).step()
 
 
-def test_a_group_that_is_loaded_with_such_an_option_is_refused(session):
+def test_a_loaded_group_with_an_unsupported_option_is_refused(session):
     pair = Pair(session)
     pair.torchs = torch.optim.AdamW(pair.twin.parameters(), amsgrad=True)
     pair.step()

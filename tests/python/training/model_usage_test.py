@@ -249,7 +249,7 @@ def in_place(model, backend):
 @pytest.mark.parametrize("compiled", [
     torch.compile, in_place, lambda m, backend: accelerate.utils.
     compile_regions(m, backend=backend)], ids=["model", "layers", "regions"])
-def test_a_compiled_model_is_exact_and_said_to_run_uncompiled(
+def test_a_compiled_model_is_exact_and_warns_that_it_runs_uncompiled(
         streamed, compiled, backend):
     model = tiny()
     expected = unstreamed(model, batch())
@@ -319,7 +319,7 @@ def with_hooks(model, calls):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_hooks_inside_of_layers_are_said_to_be_called_per_chunk(session, late):
+def test_hooks_inside_layers_warn_that_they_run_per_chunk(session, late):
     model, calls = tiny(), []
     if late:
         sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -354,7 +354,7 @@ def test_a_dropped_handle_is_found_again_by_its_model(session, wrap):
     assert sluice.of(model) is None and "forward" not in vars(model)
 
 
-def test_a_model_that_is_streamed_again_is_streamed_anew(streamed):
+def test_streaming_a_model_again_replaces_its_stream(streamed):
     model = tiny()
     twin = copy.deepcopy(model)
     first = streamed(model)

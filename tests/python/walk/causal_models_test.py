@@ -69,7 +69,7 @@ def test_the_table_names_every_name_of_the_installed_mapping_once():
 
 
 @pytest.mark.parametrize("version", TABLES)
-def test_nothing_in_a_table_is_wrong_and_little_is_unbuilt(version):
+def test_no_model_in_a_table_is_wrong_and_few_are_unbuilt(version):
     found = collections.Counter(verdicts(version).values())
     assert set(found) <= {judge.EXACT, judge.REFUSED, judge.UNBUILT}, found
     exact, by_chunks = TABLES[version]
@@ -99,7 +99,7 @@ def test_a_quick_walk_agrees_with_the_committed_table(tmp_path):
                if row["verdict"] == judge.EXACT)
 
 
-def test_a_name_that_transformers_does_not_have_is_one_line():
+def test_a_name_unknown_to_transformers_is_a_one_line_error():
     found = walk("lama")
     assert found.returncode == 2
     assert len(found.stderr.splitlines()) == 1 and "lama" in found.stderr

@@ -36,15 +36,15 @@ from sluice.node.step import Step
 
 
 class Modules(Protocol):
-    """The modules, with parameters and buffers, that a forward uses."""
+    """What a call runs: a module, or several."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Returns all modules that hold its parameters and buffers."""
+        """Yields at least the modules with parameters or buffers of the call."""
 
 
 class ChunkedCall:
-    """One forward of a module over all rows, and its backward, of one thread.
-    What it keeps in the host is freed with it, or after backward."""
+    """One forward of a module over all rows, and its backward. Its host memory
+    is freed after backward, or with the object. Thread safety: one thread."""
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
@@ -80,7 +80,7 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns (output, gradient) of other outputs of the replay of `m`."""
+        """Returns (output, gradient) of the other outputs of `m`'s replay."""
         return []
 
     def run_again(self) -> None:
@@ -94,8 +94,8 @@ class ChunkedCall:
 
     def compare_parts(self, m: int, x: Tensor | None, y: Tensor, same: Tensor
                       ) -> bool:
-        """Returns `same`. Raises `Unsupported` if chunk `m`, replayed from x to
-        y, differs in two parts ([Note: two parts] in checked_chunks)."""
+        """Returns `same`. Raises `Unsupported` if chunk `m`, run from x in two
+        parts, does not give y ([Note: two parts] in checked_chunks)."""
         return bool(same)
 
     def bits(self, y: Tensor) -> Tensor:
@@ -116,7 +116,8 @@ class ChunkedCall:
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Returns y [B, S, H'] of x [B, S, H]; x is None before the layers."""
+        """Returns y [B, S, H'] for x [B, S, H]; None for the modules before the
+        layers, which make the hidden states."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -168,9 +169,9 @@ class ChunkedCall:
         new = [place for place in held.written(not self.may_replace)
                if place not in known]
         if new and self.keeps:
-            raise Unsupported(self.name, f"buffer '{new[0][1]}', which it did "
-                              "not write when it was probed", "stream the "
-                              "model again after what has changed in it")
+            raise Unsupported(self.name, f"it writes buffer '{new[0][1]}', but "
+                              "did not when it was probed", "unstream and "
+                              "stream the model again after a change to it")
 
     def _cut(self, extra: list[Tensor], rows: range) -> list[Tensor]:
         return [cut(leaf._replace(value=value), rows)
@@ -189,7 +190,8 @@ class ChunkedCall:
             leaf.value)) for leaf in leaves]
         self.replays = True
         try:
-            # Takes the stream's turn: no other forward may see the aliases.
+            # engaged() takes the stream's turn, so no other forward sees the
+            # aliases of the parameters.
             with self.step.engaged(), self._as_in_forward(), (
                     gradients.in_place()):
                 self.run_again()
@@ -326,5 +328,6 @@ def run(call: ChunkedCall, x: Tensor | None) -> Tensor:
 
 
 def version_of(x: Tensor | None) -> int | None:
-    """Returns a number that a write into x changes; None in inference."""
+    """Returns x's version, which each write in place changes. None if x is
+    None or an inference tensor, which has no version."""
     return None if x is None or x.is_inference() else x._version

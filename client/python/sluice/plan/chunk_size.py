@@ -31,7 +31,9 @@ SIZES = tuple(1 << k for k in range(7, 17))  # rows: 128 to 65,536
 NEAR = 0.05  # fraction by which a smaller chunk may be slower than the fastest
 TINY_ROWS, TINY_CHUNKS = 8, 8
 CHUNKS = 4  # per walk, which runs the attention of one sequence (_walk)
-BUDGET_S = 0.2  # device time; no walk that is expected to take longer begins
+# The next walk begins if its expected device time is at most this, or at most
+# 8 times the host's time for a walk.
+BUDGET_S = 0.2
 REPEATS = 2  # walks per size; the faster one counts
 
 
@@ -61,10 +63,10 @@ class ChunkChoice:
     device_seconds: float
 
     def __str__(self) -> str:
-        return (f"chosen by measuring: a block of attention takes the host "
-                f"{1e3 * self.host_seconds:.2g} ms, the device "
-                f"{1e3 * self.device_seconds:.2g} ms; chunk={self.rows} "
-                "makes the same run again")
+        return (f"chosen by measuring: a block of attention takes "
+                f"{1e3 * self.host_seconds:.2g} ms of the host and "
+                f"{1e3 * self.device_seconds:.2g} ms of the device; pass "
+                f"chunk={self.rows} to repeat this run")
 
 
 def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
@@ -76,7 +78,8 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
     of_device: dict[int, float] = {}
     last, size, rows = 0.0, ctypes.c_uint64(), ctypes.c_uint64()
     while True:
-        # Seconds per pair of rows: a walk has rows ** 2, times a constant.
+        # A walk computes rows ** 2 pairs, times a constant. Trials compare
+        # seconds per pair.
         trials = [abi.ChunkTrial(n, (of_host + seconds) / n ** 2,
                                  of_host / n ** 2)
                   for n, seconds in of_device.items()]
@@ -91,8 +94,8 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
-    """Returns the first choice on the board, the same for all ranks of the job,
-    which make their streams in the same order. None waits for another."""
+    """Returns the choice of the job's rank that calls this first, without a
+    wait for it. All ranks make their streams in the same order."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
@@ -100,15 +103,16 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
-    """Chooses a chunk size by walks that use host memory of `arena` and free
-    it; of several kinds of attention, for the one with the cheapest blocks."""
+    """Chooses a chunk size by walks, which take host memory of `arena` and free
+    it. If there are several kinds of attention, it measures the one with the
+    least work per row: it needs the largest chunk to hide the host's time."""
     heads = min(kinds, key=lambda kind: kind.work)
 
-    # On a CPU this thread computes, so its CPU time counts, without that of
-    # other processes. On a GPU a thread of autograd issues the backward while
-    # this one waits, so wall time counts.
-    waits = device.type == "cpu"
-    clock = time.thread_time if waits else time.perf_counter
+    # On a CPU this thread computes, so its CPU time counts, which other
+    # processes do not change. On a GPU autograd's thread issues the backward
+    # while this one waits, so wall time counts.
+    on_cpu = device.type == "cpu"
+    clock = time.thread_time if on_cpu else time.perf_counter
 
     def fastest(rows: int, chunks: int, repeats: int = REPEATS) -> _Walk:
         walks = [_walk(arena, heads, device, dtype, rows, chunks, clock)

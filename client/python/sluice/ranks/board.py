@@ -1,7 +1,7 @@
-"""The board: messages among a job's ranks outside of collectives, which would
-make all ranks wait for each other in every step, mostly without a message to
-send. So a rank writes into the store of torch.distributed, through which the
-processes found each other, and the others read it from time to time."""
+"""The board passes messages among a job's ranks without collectives, in which
+all ranks would wait for each other in every step, mostly without a message. A
+rank writes into the store of torch.distributed, through which the processes
+found each other, and the others read it from time to time."""
 from __future__ import annotations
 
 import contextlib
@@ -22,8 +22,9 @@ Value = dict[str, Any]
 
 class Board:
     """JSON values by key, in a store that all ranks share. Calls take a few
-    round trips and never wait for another rank. They raise `RuntimeError` if
-    the store is gone. Thread safety: safe."""
+    round trips to the store and need no other rank. They raise `RuntimeError`
+    if the store is gone, and may never return if its node is lost. Thread
+    safety: safe."""
 
     def __init__(self, store: dist.Store):
         self._store = store
@@ -71,13 +72,13 @@ def check_daemon(socket: str) -> None:
     told = board.update(f"daemon/{node}", lambda told: told or own)
     if told["socket"] != socket and told["file"] != own["file"]:
         raise Error(Status.FAILED_PRECONDITION, (
-            f"rank {own['rank']} has the daemon at {socket}, and rank "
-            f"{told['rank']} on the same node that at {told['socket']}: name "
-            "one of them to both by SLUICE_SOCKET"))
+            f"rank {own['rank']} uses the daemon at {socket}, but rank "
+            f"{told['rank']} on the same node uses the one at "
+            f"{told['socket']}: set SLUICE_SOCKET to one of them in both"))
 
 
 FAILED = "failed"  # key of the error that a rank raised in a streamed step
-# Seconds by which ranks may differ in steps and nodes' clocks.
+# Seconds that ranks may be apart, by their steps and their nodes' clocks.
 APART_S = 60.0
 
 
@@ -89,15 +90,17 @@ def _is_anothers(told: Value | None, since: float) -> bool:
 
 @contextlib.contextmanager
 def telling_job() -> Iterator[None]:
-    """Writes an error raised inside to the job's board. Ranks that wait for
-    this one in a collective of FSDP2 or DDP cannot be interrupted (Gloo's
-    `abort` ends none that has begun), but can report what they wait for.
-    Another rank's recent error stays: it is taken as the cause."""
+    """Writes an error raised within the block to the job's board. Ranks that
+    wait for this one in a collective of FSDP2 or DDP cannot be interrupted
+    (Gloo's `abort` ends no collective that has begun), but they can report the
+    error. Another rank's recent error is not replaced: it is the likely cause.
+    """
     begun = time.time()
     try:
         yield
     except PeerFailed:
-        # It is on the board already, and a write to a lost node never returns.
+        # The board has the error already, and if a node is lost, a write may
+        # never return.
         raise
     except BaseException as error:
         board, what = Board.of_job(), f"{type(error).__name__}: {error}"
