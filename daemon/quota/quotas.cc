@@ -48,8 +48,8 @@ int64_t PoolOf(int64_t open_files) {
   return std::max<int64_t>(open_files - own, 8);
 }
 
-// Returns the limit of sessions: at most half of the pool, so that extents have
-// the other half.
+// Returns the limit of sessions. Each needs up to three descriptors, so extents
+// have the other half of the pool.
 int64_t SessionsOf(int64_t pool) {
   constexpr int64_t kMostSessions = 2048;
   return std::clamp<int64_t>(pool / 6, 2, kMostSessions);
@@ -151,8 +151,7 @@ void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
   SLUICE_CHECK(amount >= 0);
   if (amount == 0) return;
   total_[At(what)] += amount;
-  // A principal without other amounts is forgotten: only the sum counts its
-  // time.
+  // The time of a principal without other amounts counts only in the sum.
   if (IsSharedInTurns(what) && !used_.contains(who)) return;
   used_[who][At(what)] += amount;
 }
