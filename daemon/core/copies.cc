@@ -60,7 +60,7 @@ void Copies::Promise(absl::Time now, Effects& effects) {
   version_ = joint_.demands_version();
   const std::map<SessionId, PlanCopies> before =
       std::exchange(promised_, CopiesOfPlans());
-  // Ends old promises before it makes new ones.
+  // Ends the promises of ranks that no longer have one, before others grow.
   for (const auto& [id, copies] : before) {
     const Session* const session = sessions_.Find(id);
     if (promised_.contains(id) || !session || !session->is_rank()) continue;

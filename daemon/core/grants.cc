@@ -56,7 +56,7 @@ GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
   }
 }
 
-// Returns the least positive of(link) on the path; 0 if none is positive.
+// Returns the least positive `of(i)` of a link `i` on the path; 0 if none is.
 template <typename Of>
 double GrantPolicy::Least(int link, Of of) const {
   double least = 0;

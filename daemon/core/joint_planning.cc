@@ -930,7 +930,7 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
   if (asked.pool.kind != PoolKind::kHost || !MayEverFit(job, asked)) {
     return false;
   }
-  // A session waits with at most one such lease, so that they are few.
+  // A session waits with at most one such lease, so that these are few.
   for (const PlaceInLine& place : line_.for_plans()) {
     if (line_.waiters().at(place).session == session) return false;
   }

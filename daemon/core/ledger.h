@@ -5,10 +5,10 @@
 // States of a lease:
 //   making   extents are requested from the device
 //   failing  one of these could not be made; others are still being made
-//   granted  all extents exist, and their descriptors were sent
+//   granted  all extents exist, and the reply has their descriptors
 //   (ended)  freed, refused, or its session closed
 // States of a holder:
-//   open     attached: has leases
+//   open     attached: may have leases
 //   closed   its session ended, its process lives: has quarantined memory
 //   (gone)   its process ended
 //

@@ -46,7 +46,7 @@ struct Asking {
   bool operator==(const Asking&) const = default;
 };
 
-// One rank of a question, in the order of the question.
+// A rank of a question, which has them in the order of its profiles.
 struct Position {
   JobKey job;
   Rank rank;
