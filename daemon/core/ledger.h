@@ -137,7 +137,7 @@ class Ledger {
   // `bytes` is not a multiple of the granularity.
   absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
                           Bytes promised) const;
-  // InvalidArgument: the reservations of a pool exceed its size.
+  // InvalidArgument: a pool has less than is reserved of it, or does not exist.
   absl::Status CheckSums(const Reservations& given) const;
   // REQUIRES: MayReserve accepted each new reservation, or, before the first
   // session, CheckSums accepted all.

@@ -58,8 +58,8 @@ class StateFile {
   // descriptor keeps the state.
   static absl::StatusOr<std::unique_ptr<StateFile>> Create(
       int fd, Sizes sizes, StateVersions versions = kStateVersions);
-  // Opens the state in `fd`. From the next checkpoint on, it has this build's
-  // version.
+  // Opens the state in `fd`. From its next checkpoint on, the state has this
+  // build's version.
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       int fd, StateVersions versions = kStateVersions);
   ~StateFile();
