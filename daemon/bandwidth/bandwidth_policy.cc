@@ -102,7 +102,7 @@ void BandwidthPolicy::Lend(absl::Time now, absl::Duration window,
   }
   const FairShares shares = ShareFairly(wants, room);
   for (size_t i = 0; i < flows.size(); ++i) flows[i]->Give(shares.bytes[i]);
-  // Updates what flows are ahead, after fair shares have risen to `full_at`.
+  // Flows stay ahead by what exceeds the level to which fair shares have risen.
   for (auto& [id, flow] : flows_) {
     const double before = flow.ahead + flow.lead;
     if (before <= 0) continue;

@@ -6,20 +6,20 @@
 //
 //   1. A promised flow gets what it wants up to its floor: the bytes of its
 //      rate in the window, plus those of the last kPeriod that it did not use.
-//   2. The rest is lent, first to copies that a fair share would make late
-//      (shares.h), in the order of their deadlines,
-//   3. and then in weighted max-min shares (shares.h).
+//   2. Copies that a fair share would make late (shares.h) are lent bandwidth,
+//      in the order of their deadlines.
+//   3. The rest is lent in weighted max-min shares (shares.h).
 //
 // The caller promises less than a channel carries, so every promise is kept
 // over spans of kPeriod. What a flow got in rounds 1 and 2 counts in round 3,
-// so both are a part of its fair share. The excess over the fair share is
-// remembered and counts in later windows, up to a limit: for promises the bytes
-// of the rate in one kPeriod, for deadlines what the path carries in kAhead.
+// so both are a part of its fair share. The excess over the fair share counts
+// in round 3 of later windows, up to a limit: for promises the bytes of the
+// rate in one kPeriod, for deadlines what the path carries in kAhead.
 //
 // Not earliest deadline first with servers: that is exact for copies that are
 // due before their period ends, but every promise here is a rate.
 //
-// Time is an argument of every call and never falls. Bytes are double, because
+// Time is an argument of Share and never falls. Bytes are double, because
 // shares are fractions; the caller rounds.
 // Thread safety: none; one thread owns a BandwidthPolicy.
 #pragma once
@@ -39,16 +39,16 @@ class BandwidthPolicy {
  public:
   static constexpr absl::Duration kPeriod = absl::Milliseconds(20);
   static constexpr absl::Duration kAhead = absl::Milliseconds(200);
-  // The weight of a prefetch against an offload in round 3, which matters if
-  // both load one channel: prefetches go first, but no offload starves.
+  // The weight of a prefetch relative to an offload in fair shares, for
+  // channels that both load: prefetches go first, but no offload starves.
   static constexpr double kPrefetchFirst = 8;
 
   explicit BandwidthPolicy(Topology topology)
       : topology_(std::move(topology)) {}
 
   // Adds a flow with the caller's number `flow`, which copies over `link` and
-  // all links above it. All flows of one `owner` on one link share one limit of
-  // loans by deadline; a flow without an owner has its own limit.
+  // all links above it. The flows of one `owner` on one link and direction
+  // share a limit of loans by deadline; one without an owner has its own.
   void Open(int flow, int link, int direction, double weight = 1,
             std::optional<int> owner = std::nullopt);
   void Close(int flow) { flows_.erase(flow); }
@@ -60,7 +60,7 @@ class BandwidthPolicy {
   // in part.
   void Promise(int flow, double rate);
 
-  // Sets how many bytes the flow wants that it was not granted yet.
+  // Sets how many more bytes the flow wants than it was granted so far.
   void SetWanted(int flow, double bytes) { flows_.at(flow).wanted = bytes; }
 
   // Sets the deadline of the flow's first copy: `bytes` of the copy are not
@@ -92,7 +92,7 @@ class BandwidthPolicy {
       given += bytes;
     }
     // The part of the last kPeriod for which the flow has not used its promise.
-    // A time and not bytes, so that ending and renewing a promise gains
+    // It is a time, not bytes, so that ending and renewing a promise gains
     // nothing.
     absl::Duration unused = kPeriod;
     double ahead = 0;  // recent bytes beyond a fair share, by promise

@@ -22,7 +22,7 @@ struct Want {
 
 struct FairShares {
   std::vector<double> bytes;  // by want
-  // By channel: the level at which it was full, kUnlimited if it is not. A
+  // By channel: the level at which it became full; kUnlimited if it did not. A
   // level is bytes per weight, including what flows had.
   std::vector<double> full_at;
 };
@@ -49,9 +49,9 @@ struct LentCopy {
   double may = 0;            // most bytes that it may be lent
 };
 
-// Returns the bytes lent to each copy, in the order of their deadlines, and
-// subtracts them from `room` (bytes by channel in `window` seconds). A copy
-// that is in time by its fair share of all `copies` is lent nothing.
+// Lends to late copies, the one due first first. Returns the bytes of each of
+// `copies`, and subtracts them from `room` (bytes by channel in `window`
+// seconds). A copy that is in time by its fair share is lent nothing.
 std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room);
 

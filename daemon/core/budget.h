@@ -53,7 +53,8 @@ struct EnumNames<LimitLine::Of> {
                                                 "every job", "job"};
 };
 
-// The memory that a principal or one of its jobs holds, and its binding limit.
+// The memory that a principal or one of its jobs holds, and the limits in
+// force.
 struct BudgetLine {
   Principal principal;
   std::string job;  // empty: the line is of the whole principal

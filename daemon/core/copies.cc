@@ -19,10 +19,11 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
   });
 }
 
-// The limit of reported bytes is what this link would carry, plus kReportSlack:
-// a sum that one false report inflated would stay wrong until the daemon ends.
+// The speed assumed for a link of unknown speed. Reported bytes are limited,
+// since a sum that one false report inflated would stay wrong until the daemon
+// ends.
 constexpr double kFastestLink = 1e12;
-// Bytes, because a report may come long after its copies.
+// Bytes that a report may have beyond what the link carries in the time.
 constexpr double kReportSlack = 64.0 * (1 << 30);
 
 uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
@@ -59,7 +60,7 @@ void Copies::Promise(absl::Time now, Effects& effects) {
   version_ = joint_.demands_version();
   const std::map<SessionId, PlanCopies> before =
       std::exchange(promised_, CopiesOfPlans());
-  // Ends old promises before it makes new ones.
+  // Ends the promises of ranks that no longer have one, before others grow.
   for (const auto& [id, copies] : before) {
     const Session* const session = sessions_.Find(id);
     if (promised_.contains(id) || !session || !session->is_rank()) continue;

@@ -1,8 +1,8 @@
-// The copies of ranks. Keeps the bandwidth that their plans need and how much
-// of it is promised (planning/demands.h), the bytes that ranks report with
-// their steps, and late copies. Sums are counted per job and per GPU.
+// The copies of ranks: the bandwidth that their plans need and how much of it
+// is promised (planning/demands.h), the bytes that they have copied, and late
+// copies. Sums are counted per job and per GPU.
 //
-// Nothing of this is saved: promises are computed from members and sessions,
+// This object is not saved: promises are computed from members and sessions,
 // and late copies count from zero in the next daemon's grants. Thread safety:
 // one thread (core.h).
 #pragma once
@@ -31,14 +31,13 @@ class Copies {
         journal_(journal) {}
 
   // --- promises
-  // Returns what the rank's plan copies; null if it copies nothing or the rank
-  // has no plan.
+  // Returns what the rank's plan copies; null if the rank runs by no plan.
   const PlanCopies* PromisedTo(SessionId session) const {
     return FindOrNull(promised_, session);
   }
   // Recomputes promises, after an event that may have changed plans or ranks.
   void Promise(absl::Time now, Effects& effects);
-  // Computes promises without effects; sessions and plans were loaded.
+  // Computes promises without effects. REQUIRES: sessions and plans are loaded.
   void Load() {
     promised_ = CopiesOfPlans();
     version_ = joint_.demands_version();
@@ -53,7 +52,7 @@ class Copies {
   // --- what was copied
   void Reported(Session& session, const StepReportRequest& report,
                 absl::Time now);
-  // See Core::CopiesSeen.
+  // Implements Core::CopiesSeen.
   void Seen(const std::map<int, Directions>& used,
             const std::map<int, LateDirections>& late);
   LateDirections LateOf(SessionId session) const {
@@ -75,7 +74,7 @@ class Copies {
   Journal& journal_;
   std::map<SessionId, PlanCopies> promised_;
   uint64_t version_ = 0;  // of the demands that promised_ follows from
-  std::map<SessionId, LateDirections> late_;  // counted already
+  std::map<SessionId, LateDirections> late_;  // counted in Stats already
 };
 
 }  // namespace sluice::daemon

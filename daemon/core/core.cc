@@ -128,9 +128,9 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
   return effects;
 }
 
-// A client repeats a request that a former daemon may have answered in vain.
-// Collected profiles are not saved, so if there is no plan for the profile yet,
-// it is read again: the rank does not know that it must submit it again.
+// Answers a repeated request: the answer of a former daemon may be lost.
+// Collected profiles are not saved, so a repeated profile without a plan is
+// read again, because the rank does not know that it must submit it.
 void Core::Repeat(Session& session, RequestId request, Effects& effects) {
   const bool submitted =
       std::holds_alternative<SubmittedReply>(session.history.answer(request));
@@ -416,7 +416,7 @@ void Core::CheckInvariants() const {
   joint_.CheckInvariants();
   sessions_.CheckInvariants();
   leases_.CheckInvariants();
-  // Only a session that was a rank has an account.
+  // A session is a holder if it is, or was, a rank's.
   for (const auto& [id, session] : sessions_) {
     SLUICE_CHECK(ledger_.IsHolder(id) == session.was_rank());
   }

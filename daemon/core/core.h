@@ -42,8 +42,8 @@ class Core {
   Core(NodeConfig config, absl::Time now);
 
   // --- connections
-  // Adds a session; `id` is new. If there are too many sessions, ends the
-  // oldest half-open one, or else the new one.
+  // Adds a session; `id` is new. If there are too many, ends a half-open one
+  // (SessionTable::EndedByOneMore), or the new one if none is half-open.
   Effects Connect(SessionId id, const Peer& peer, absl::Time now);
   Effects Receive(SessionId id, RequestId request, const Request& body,
                   absl::Time now);
@@ -139,7 +139,7 @@ class Core {
   }
 
   // --- administration
-  // See LivePolicy::Apply and Start.
+  // Apply and SetPolicy have the errors of LivePolicy::Apply and Start.
   absl::StatusOr<Effects> Apply(const PolicyChange& change, absl::Time now);
   absl::Status SetPolicy(const Policy& policy, absl::Time now) {
     return policy_.Start(policy, now);
@@ -175,7 +175,7 @@ class Core {
   const Copies& copies() const { return copies_; }
   absl::Time started() const { return started_; }
 
-  // See state.h.
+  // Returns the saved form (state.h).
   CoreState Save() const {
     return {ledger_.Save(), joint_.Save(),   sessions_.rows().rows(),
             last_session_,  policy_.drain(), line_.Save(),
@@ -186,8 +186,8 @@ class Core {
   // Continues from what Load loaded (README.md). Sessions in `reached` kept
   // their sockets; the others have ended.
   Effects TakeOver(const std::set<SessionId>& reached, absl::Time now);
-  // All notices so far were sent, so a daemon that takes over need not repeat
-  // them. Returns false if nothing changed.
+  // Records that all notices so far were sent, so a daemon that takes over need
+  // not repeat them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
   // Calls visit(kind, key, row) for each row that changed since the last call
   // (state.h).
@@ -205,7 +205,6 @@ class Core {
   }
   LooseState Loose() const;
 
-  // CHECKs that the bookkeeping does not contradict itself.
   void CheckInvariants() const;
 
  private:
@@ -227,7 +226,7 @@ class Core {
   // Closes a session while its process lives. Drops ended sessions of the same
   // process, so that one that opens sessions for ever costs no more than one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
-  // Runs after each event: continues work that need not wait any more.
+  // Runs after each event: continues what the event made possible.
   void Settle(absl::Time now, Effects& effects) {
     joint_.Settle(now, effects);
     leases_.Release(now, effects);
@@ -242,13 +241,13 @@ class Core {
     Settle(now, effects);
     return effects;
   }
-  // The event that `host` bytes of host memory became free.
+  // Handles the event that `host` bytes of host memory became free.
   Effects CameBack(Bytes host, absl::Time now) {
     return Run(now, [&](Effects&) {
       if (host > Bytes(0)) joint_.MemoryCameBack(now);
     });
   }
-  // Visits every saved table except those of the sessions, which have several.
+  // Visits every saved table except those that SessionTable visits.
   void EachTable(auto each) {
     ledger_.EachTable(each);
     joint_.EachTable(each);

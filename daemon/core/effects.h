@@ -1,4 +1,4 @@
-// What policy is asked, and what it tells the service to do. Plain data.
+// Requests to policy, and its replies, notices and effects. Plain data.
 //
 // Requests have a checked form (wire::CheckRequest). Requests, replies and
 // notices are the protocol's messages without protobuf. Effects are executed in
@@ -42,7 +42,7 @@ struct HelloRequest {
 struct LeaseRequest {
   PoolId pool;
   Bytes size;
-  absl::Duration wait = absl::ZeroDuration();  // before it is refused
+  absl::Duration wait = absl::ZeroDuration();  // at most; 0: no wait
   bool operator==(const LeaseRequest&) const = default;
 };
 struct FreeRequest {
@@ -59,11 +59,11 @@ struct StepReportRequest {
   StepReportRequest(StepReport told, std::vector<double> maps = {})
       : step(told), map_seconds(std::move(maps)) {}
   StepReport step;
-  // Duration of mapping each lease since the last report.
+  // How long the rank took to map each lease since its last report.
   std::vector<double> map_seconds;
 };
-// How much memory of the session's GPU all processes use, by the rank's driver.
-// Sent when the rank's use outside its lease may have changed.
+// Reports how much memory of the session's GPU all processes use, as the rank's
+// driver says. Sent when the rank's use outside its lease may have changed.
 struct GpuUseRequest {
   Bytes used;
 };
@@ -141,7 +141,7 @@ struct ShuttingDownNotice {
 struct TakenOverNotice {
   PlanId plan;
 };
-// Sent while a lease takes long, when memory of its pool was made.
+// Sent for a lease that takes long, whenever memory of its pool was made.
 struct LeaseProgressNotice {
   RequestId request;
   Bytes made, size;
@@ -152,7 +152,8 @@ using Notice =
                  TakenOverNotice, LeaseProgressNotice>;
 
 // --- device
-// Ends in ExtentsMade. Executed after all earlier DestroyExtents of its pool.
+// Core::ExtentsMade reports the outcome. Executed after all earlier
+// DestroyExtents of its pool.
 struct MakeExtent {
   ExtentId id;
   PoolId pool;
@@ -162,7 +163,7 @@ struct MakeExtent {
 struct DestroyExtent {
   ExtentId id;
 };
-// Asks which of these extents a process can still reach; ends in HoldersKnown.
+// Asks which of these extents a process can still reach (Core::HoldersKnown).
 struct AskHolders {
   std::vector<ExtentId> extents;
 };
@@ -177,13 +178,12 @@ struct SendNotice {
   SessionId session;
   Notice notice;
 };
-// Ends the socket (packets sent before still arrive), not the watch of its
-// process.
+// Closes the socket (packets sent before still arrive), but goes on watching
+// the process.
 struct CloseSocket {
   SessionId session;
 };
-// Stops watching the process, which has ended or is not needed, and drops its
-// session.
+// Stops watching the process, and drops the session.
 struct Forget {
   SessionId session;
 };
@@ -201,7 +201,8 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Whether the rank has a lease, or one that is being made. Initially false.
+// Tells grants whether the rank has a lease or one is being made for it. False
+// before the first such effect.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;
@@ -217,7 +218,7 @@ struct UseLinks {
 };
 
 // --- plans
-// Decodes the profile that came with this request; ends in ProfileRead.
+// Decodes the profile that came with this request for Core::ProfileRead.
 struct ReadProfile {
   SessionId session;
   RequestId request;
@@ -234,8 +235,8 @@ struct SolvePlan {
 struct StopSolving {
   PlanRoundId round;
 };
-// Another user waits for the round, so its worker returns the first plan that
-// it finds after a short turn.
+// Another user waits, so after a short time the round's worker returns the
+// first plan that it finds.
 struct HurrySolving {
   PlanRoundId round;
 };

@@ -12,8 +12,8 @@
 namespace sluice::daemon {
 namespace {
 
-// The limit of a rank that is not limited, large enough for a late refill and
-// far from overflow.
+// The window of a rank on a link of unknown speed: large enough for a late
+// refill, and far from overflow.
 constexpr uint64_t kUngated = 2 * kGrantFar;
 
 // The weight of a rank without memory, relative to its normal weight.
@@ -56,7 +56,7 @@ GrantPolicy::GrantPolicy(std::vector<LinkSpeed> links)
   }
 }
 
-// Returns the least positive of what `of` returns for the links on the path.
+// Returns the least positive `of(i)` of a link `i` on the path; 0 if none is.
 template <typename Of>
 double GrantPolicy::Least(int link, Of of) const {
   double least = 0;
@@ -203,7 +203,7 @@ void GrantPolicy::Believe(RankShare& rank, const Directions& said,
   for (int d : {kH2d, kD2h}) {
     uint64_t most = rank.limit[d] + kOneCopy;
     // Without a known speed no rank waits for grants, so a false report takes
-    // nothing from other ranks, and is not checked.
+    // nothing from other ranks, and is not checked against the time.
     if (const double rate = Rate(rank.link, d); rate > 0) {
       const auto carried =
           static_cast<uint64_t>(rate * absl::ToDoubleSeconds(elapsed));

@@ -2,7 +2,7 @@
 //
 // Each refill distributes the bytes that the links carried since the last one,
 // by daemon/bandwidth. In each direction, a rank's limit should be one window
-// ahead of its use. The rates that its plan needs are promised to it
+// (kWindow) ahead of its use. The rates that its plan needs are promised to it
 // (planning/demands.h admits them), over spans of 20 ms. The rest goes to users
 // by weight, and evenly to the ranks of one user. Promised bytes are a part of
 // that share, and what one rank does not use goes to the others. A rank without
@@ -48,7 +48,7 @@ class LinkSharers {
   explicit LinkSharers(size_t links) : links_(links) {}
 
   // Adds `more` (1 or -1) ranks of `user` to each link of `path`. `user` is a
-  // small number. The weight is the same for all ranks of a user.
+  // small index. The weight is the same for all ranks of a user.
   void Count(const std::vector<size_t>& path, int user, double weight,
              int more);
   int ranks(size_t link) const { return links_[link].ranks; }
@@ -151,7 +151,7 @@ class GrantPolicy {
     CopyRates rate = {0, 0};   // granted, averaged
     CopyRates rest = {0, 0};   // fractions of a byte, not granted yet
     LateDirections late;
-    Directions late_end = {0, 0};  // of the copy that was counted last
+    Directions late_end = {0, 0};  // end of the copy counted as late last
   };
   template <typename Of>
   double Least(int link, Of of) const;

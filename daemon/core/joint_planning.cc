@@ -80,8 +80,8 @@ plan::LinkCapacity CapacityOf(const LinkSpeed& link, double part,
   return capacity;
 }
 
-constexpr size_t kNumbers = 96;  // the numbers of one part, with their tags
-constexpr size_t kOffset = 9;    // of one buffer, as a varint
+constexpr size_t kNumbers = 96;  // bytes of one part's numbers with their tags
+constexpr size_t kOffset = 9;    // bytes of one buffer's offset, a varint
 
 // Returns the saved size of a profile without its traces.
 size_t SizeOf(const plan::RankProfile& profile) {
@@ -117,8 +117,8 @@ size_t SizeOf(const plan::NodePlan& plan) {
 // profile, the rank's parts of three plans (current, former and settled; see
 // Member) and of two future plans, one of which has segments.
 size_t MostSaved(const plan::RankProfile& profile) {
-  constexpr size_t kLimits = 8192;  // of two plans, with names
-  constexpr size_t kReason = 512;   // the planner's text for a class
+  constexpr size_t kLimits = 8192;  // bytes of two plans' limits, with names
+  constexpr size_t kReason = 512;   // bytes of the planner's text for a class
   size_t bytes =
       6 * SizeOf(profile) + kLimits + 2 * kReason * profile.classes.size();
   for (const plan::SegmentKind& segment : profile.segments) {
@@ -166,7 +166,7 @@ void JointPlanning::RankLeft(SessionId session, absl::Time now,
 
 void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
   const JobKey& job = left.job;
-  std::set<Rank> peers;       // submitted, and must wait no longer
+  std::set<Rank> peers;       // ranks that submitted and get no plan
   std::vector<Asking> again;  // jobs of rounds that are given up
   const auto add = [&](const Profiles& profiles) {
     for (const auto& [rank, read] : profiles) {
@@ -197,7 +197,7 @@ void JointPlanning::AbandonPlans(const AttachedRank& left, Effects& effects) {
     effects.push_back(StopSolving{id});
     return true;
   });
-  // Peers get no plan even if one is made and only held back.
+  // Peers get no plan even if one was made and is held back.
   if (const HeldJoin* held = FindOrNull(held_, job)) add(held->asking.profiles);
   for (const Asking& asking : joining_) {
     if (asking.job == job) add(asking.profiles);
@@ -435,8 +435,8 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
         });
     if (its == joining_.begin()) continue;  // no other user waits
     effects.push_back(HurrySolving{id});
-    // The worker gets at least half a share from now on to return its best plan
-    // so far.
+    // The worker gets at least half of kShare from now on to return its best
+    // plan so far.
     round.deadline = std::min(
         round.deadline, std::max(round.started + kShare, now + kShare / 2));
   }
@@ -915,7 +915,7 @@ void JointPlanning::EndChange(const JobKey& job, Member& member,
     if (!member.settled.empty()) member.ranks = member.settled;
   } else {
     member.ranks = std::move(change.before);
-    // The same change would be refused again.
+    // No round is owed: its changes would be refused again.
     next_.owed = NextRound::Owed::kNothing;
   }
   member.change.reset();
@@ -930,8 +930,7 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
   if (asked.pool.kind != PoolKind::kHost || !MayEverFit(job, asked)) {
     return false;
   }
-  // A session waits with at most one such lease, so they are few, and together
-  // not larger than the pools.
+  // A session waits with at most one such lease, so that these are few.
   for (const PlaceInLine& place : line_.for_plans()) {
     if (line_.waiters().at(place).session == session) return false;
   }
@@ -1092,12 +1091,12 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
     users[each.job.principal].insert(each.job);
     settled = settled && each.profile->settled;
   }
-  // A rank may lease more than its plan: on a NUMA node an extent, because it
-  // cannot be predicted how leases will be cut into extents, or how much memory
-  // a calibration needs; of a budget a granule, because leases are rounded up.
-  // If the device cannot report that a process released memory, freed memory
-  // stays charged and is leased again in the same pieces, so it may be an
-  // extent of a budget too.
+  // A rank may lease more than its plan states. Limits of NUMA nodes leave an
+  // extent per rank for that, because it cannot be predicted how leases are cut
+  // into extents, or how much a calibration needs. Limits of budgets leave a
+  // granule, because leases are rounded up, or an extent if the device cannot
+  // report that a process released memory: then that stays charged, and is
+  // leased again in the same pieces.
   const Bytes tail = config_.extent.host;
   const Bytes budget_tail = IsSimulated(config_.driver)
                                 ? config_.granularity
@@ -1111,7 +1110,7 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
       const uint64_t node = NodeOf(*each.profile);
       return of.contains(each.job) && numa.value_or(node) == node;
     });
-    // The leases of a job alone, while none waits, can be predicted.
+    // If no lease waits, the leases of a single job can be predicted.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
       left -= (numa ? tail : budget_tail) * std::ssize(ranks);
     }
@@ -1138,7 +1137,7 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
   }
   for (const auto& [user, theirs] : users) {
     Bytes left = ledger_.HostLeft(user);
-    // May become negative: then jobs of the question must free memory.
+    // If `left` becomes negative, jobs of the question must free memory.
     if (left < Limits::kUnlimited && !settled) {
       left -= HostGrowth({{}, &user, jobs});
     }
@@ -1156,8 +1155,8 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
          *limit,
          {i}});
   }
-  // Jobs of two principals may have the same name, as may those of two cgroups
-  // of one user.
+  // Gives equal names a number: jobs of two principals, even of one user's
+  // cgroups, may have the same name.
   std::map<std::string, int> names;
   for (plan::HostLimit& limit : limits) {
     const int n = ++names[limit.name];

@@ -30,7 +30,7 @@ namespace sluice::daemon {
 
 class JointPlanning {
  public:
-  // The time limit of a joint question if another user's job waits meanwhile.
+  // The time limit of a joint question while another user's job waits.
   static constexpr absl::Duration kShare = absl::Milliseconds(800);
   // The limit of buffers in all traces of one joint question, because encoding
   // them delays other profiles.
@@ -98,7 +98,7 @@ class JointPlanning {
   // Returns the bandwidth needed by each rank that runs by the planner's
   // fractions; during a change, by the former ones. Omits plans held back.
   std::map<SessionId, PlanDemand> Demands() const;
-  // Grows whenever Demands() or the attached ranks may have changed.
+  // Increases whenever Demands() or the attached ranks may have changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
@@ -106,14 +106,14 @@ class JointPlanning {
   // principals, or of other jobs; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
-  // How much the plan of `job` promises beyond what the job holds.
+  // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
   PlanId CurrentPlan(const JobKey& job) const {
     return FindOr(rounds_.current, job);
   }
   // Returns null unless `viewer` (null: all) may see the plan.
   PlanRounds::Plan FindPlan(PlanId id, const Principal* viewer) const;
-  // The most bytes that a user's profiles and plans may take when saved.
+  // Returns the most bytes that each user's profiles and plans take when saved.
   std::map<Principal, Bytes> KeptProfiles() const;
   std::vector<PlanSnapshot> Plans(const Principal* viewer) const;
   std::vector<PlanningSnapshot> Planning(const Principal* viewer,
@@ -121,8 +121,8 @@ class JointPlanning {
   JointPlanningState Save() const;
   // REQUIRES: no rank has attached.
   void Load(JointPlanningState saved);
-  // Visits its tables row by row (SavedAs). Rounds that are asked or solved are
-  // not saved (DueWithout).
+  // Visits the saved tables (SavedAs). Rounds that jobs ask for, or that are
+  // being solved, are not saved (DueWithout).
   template <typename Each>
   void EachTable(Each each) {
     const auto plans = [this](RowKind kind) {
@@ -142,8 +142,8 @@ class JointPlanning {
   static NextRound DueWithout(
       const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
       NextRound next);
-  // Call after Load. Repeats unanswered changes to ranks. Returns whether plans
-  // were made for other links, and then plans running jobs again.
+  // Call after Load. Repeats unanswered changes to ranks. If plans were made
+  // for other links, plans running jobs again and returns true.
   bool TakeOver(absl::Time now, Effects& effects);
 
   void CheckInvariants() const;
@@ -165,17 +165,17 @@ class JointPlanning {
   void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   // Limits the joint round that is being solved to kShare if another user's job
-  // waits, so that no user waits for another's hard profile. The round's jobs
-  // are then planned alone.
+  // waits, so that no user waits for another's hard profile. If the round is
+  // not solved by then, its jobs are planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
-  // A little longer than the worker may run, so that the worker's own error
-  // arrives before.
+  // Returns a little more than the worker's limit, so that its own error
+  // arrives first.
   absl::Duration TimeForRound() const {
     return config_.plan_time_limit * 1.25 + absl::Seconds(1);
   }
   void GivePlan(const Asking& asking, PlanId plan, Effects& effects) const;
   // The bytes of each rank's profile and its plans. A row without a rank has
-  // the plans that the job uses.
+  // the plans that the job uses or was promised.
   using KeptSizes = std::map<std::pair<JobKey, std::optional<Rank>>, size_t>;
   KeptSizes SizesOfKept() const;
   // Sends the notice to those ranks of a job that `ranks` contains.
@@ -194,8 +194,8 @@ class JointPlanning {
   void AdmitJoin(const Asking& asking, const Plan& plan, absl::Time now,
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
-  // Plans running jobs again at `at`, or earlier if that is due. The reason is
-  // `why`, preceded by the given job's name.
+  // Plans running jobs again at `at`, or when the next round is due if that is
+  // earlier. The reason is `why`, preceded by the given job's name.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
 
@@ -203,12 +203,12 @@ class JointPlanning {
                      const std::string& why, absl::Time now);
   void AnnounceChanges(absl::Time now, Effects& effects);
   bool AwaitsTold(const JobKey& job) const;
-  // A change is taken if no rank has refused it.
+  // Ends the change: the job keeps its former plan if any rank has refused it.
   void EndChange(const JobKey& job, Member& member, const std::string& note,
                  absl::Time now);
   // Returns whether the memory that `job`'s plan needs is free now.
   bool FitsNow(const JobKey& job) const;
-  // The members with a change that frees host memory in time.
+  // Returns the members that will free host memory and that joins may wait for.
   std::vector<JobKey> Shrinking() const;
   bool Shrinks(const Member& member) const;
   // Returns whether another member's change frees memory that `job` may have.
@@ -229,8 +229,8 @@ class JointPlanning {
                      std::optional<uint64_t> numa) const;
   Bytes HostDue(std::optional<uint64_t> numa, const JobKey& job,
                 const Member& member) const;
-  // Host memory of one NUMA node or all, of one principal or all, without jobs
-  // in `except`.
+  // Selects host memory: of one NUMA node or all, of one principal or all,
+  // without jobs in `except`.
   struct Scope {
     std::optional<uint64_t> numa;
     const Principal* of;
@@ -247,7 +247,7 @@ class JointPlanning {
     return MemberGrowth(scope) + LeaseGrowth(scope);
   }
 
-  // kTrains if the job is no member.
+  // Returns kTrains if the job is no member.
   Member::State StateOf(const JobKey& job) const;
 
   const NodeConfig& config_;
@@ -257,8 +257,8 @@ class JointPlanning {
   std::map<SessionId, AttachedRank> attached_;
   uint64_t demands_changes_ = 0;  // counts all changes except those of members_
   PlanRounds rounds_;
-  std::vector<Asking> joining_;      // asking jobs, in the order of their turns
-  Table<JobKey, Member> members_;    // jobs that run by the planner's fractions
+  std::vector<Asking> joining_;      // the next to be planned is first
+  Table<JobKey, Member> members_;    // jobs that run by these plans
   std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
   NextRound next_;
   UnitCache units_;

@@ -41,12 +41,11 @@ struct EnumNames<EventKind> {
       "evict",  "plan",   "budget", "drain", "start",  "stop"};
 };
 
-// The cause of an event.
 struct Cause {
   SessionId session;  // 0: no session
   RequestId request;  // 0: the session as a whole
 
-  // "s12.r7", "s12", "".
+  // Returns "s12.r7", "s12" or "".
   std::string Text() const {
     if (session.value() == 0) return "";
     std::string text = "s" + std::to_string(session.value());
@@ -60,7 +59,7 @@ struct LoggedEvent {
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
   std::string text;     // one line
-  Principal principal;  // may see it; {0, ""} for the daemon's own events
+  Principal principal;  // the one that may see it (snapshot.h)
   Cause cause;
 };
 
@@ -83,7 +82,7 @@ class EventLog {
   // The kept events, oldest first.
   const std::list<LoggedEvent>& events() const { return events_; }
   uint64_t last() const { return last_; }
-  // The number of the last event that was dropped; 0 if none was.
+  // Returns the highest number of a dropped event; 0 if none was dropped.
   uint64_t dropped() const { return dropped_; }
 
  private:
@@ -114,7 +113,7 @@ struct Journal {
            const Principal& whose, Cause cause = {}) {
     log.Add(now, kind, std::move(text), whose, cause);
   }
-  // Logs an event of `session`, which `request` caused; 0: the session did.
+  // Logs an event of `session`. `request`: its cause; 0: the whole session.
   void LogOf(const auto& session, absl::Time now, EventKind kind,
              std::string text, RequestId request = {}) {
     Log(now, kind, std::move(text), session.peer.principal,

@@ -15,14 +15,14 @@ namespace {
 
 // Retry interval of leases that wait until the principal may make more extents.
 constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
-// Longer than most leases take to make.
+// Leases that take longer than this get progress notices; most do not.
 constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
 
 std::string Text(absl::Duration time) {
   return FormatSpan(absl::Trunc(time, absl::Milliseconds(100)));
 }
 
-// "1 GiB of GPU 0".
+// Returns "1 GiB of GPU 0".
 std::string Text(const LeaseRequest& asked) {
   return fmt::format("{} of {}", FormatBytes(asked.size), Name(asked.pool));
 }
@@ -89,7 +89,7 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
     const auto decided = ledger_.ExtentMade(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Leases behind these in the pool's queue progress too.
+  // Leases behind these at the device get a notice too: they came nearer.
   for (const auto& [lease, each] :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
@@ -104,7 +104,7 @@ void Leases::NotSent(SessionId id, LeaseId lease, const absl::Status& why,
   Session& session = sessions_.Edit(id);
   TellHolding(session, effects);
   const absl::Status refused =
-      Annotate(why, "the memory is there and its descriptors are not");
+      Annotate(why, "the memory is there, but its descriptors were not sent");
   LogFailure(session, *request, refused, now);
   session.history.TakeBack(*request, refused);
   effects.push_back(SendReply{id, *request, refused});
@@ -251,7 +251,7 @@ void Leases::WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
   const LeaseRequest& asked = lease.asked;
   const Session& session = sessions_.at(lease.session);
   lease.deadline = lease.since + asked.wait;
-  // If the ledger refuses for another reason, waiting cannot help.
+  // Waiting helps only if something was exhausted.
   if (asked.wait <= absl::ZeroDuration() || lease.deadline <= now ||
       !absl::IsResourceExhausted(refusal.why)) {
     return Refuse(lease, refusal, now, effects);
@@ -355,7 +355,7 @@ std::string Leases::WhyItWaits(const Waiter& lease,
   const absl::Status budget =
       ledger_.budgets().Admit(lease.job, pool.kind, size);
   return text + ", but " +
-         (budget.ok() ? "its user has had as many extents as may be for now"
+         (budget.ok() ? "its user cannot have more extents made for now"
                       : std::string(budget.message()));
 }
 

@@ -47,7 +47,7 @@ class Leases {
   };
   void ExtentsMade(const std::vector<ExtentOutcome>& outcomes, absl::Time now,
                    Effects& effects);
-  // See Core::GrantNotSent.
+  // Implements Core::GrantNotSent.
   void NotSent(SessionId id, LeaseId lease, const absl::Status& why,
                absl::Time now, Effects& effects);
   // Returns the answer to a repeated request.
@@ -74,7 +74,7 @@ class Leases {
   void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
               Effects& effects);
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
-  // Counts and logs that the device could not serve a lease.
+  // Counts and logs a lease that could not be made or sent.
   void LogFailure(const Session& session, RequestId request,
                   const absl::Status& why, absl::Time now) {
     ++journal_.stats.leases_refused[RefusedBy::kDevice];
@@ -106,7 +106,7 @@ class Leases {
                               Effects& effects);
   void TimeOut(const PlaceInLine& place, const Waiter& waiter, absl::Time now,
                Effects& effects);
-  // Returns what the lease waits for, in words that its job may read.
+  // Returns what the lease waits for, without names of other users' jobs.
   std::string WhyItWaits(const Waiter& lease,
                          const WaitingQueue::InFront& front,
                          absl::Time now) const;

@@ -355,9 +355,9 @@ Bytes Ledger::SetOutside(HeldOutside held) {
   return came_back;
 }
 
-// Chooses the extents of a lease. If new extents would exceed the budget,
-// chooses again as in a full pool, which prefers lingering extents of the
-// principal: these are charged already, so leasing them again costs nothing.
+// Chooses the extents of a lease. If they exceed the budget, chooses again with
+// only as much free memory as the budget leaves. Then lingering extents of the
+// principal come first: they are charged already, so they cost nothing.
 Ledger::Chosen Ledger::Choose(const HolderState& holder,
                               const LeaseRequest& asked) {
   const JobKey& job = holder.job;
@@ -929,8 +929,8 @@ void Ledger::CheckLeases() const {
   }
 }
 
-// Checks that each lease belongs to one holder, that a closed holder has only
-// quarantined memory, and an open one none; and the counts of principals.
+// Checks that each lease belongs to one holder, that closed holders have no
+// leases and open ones nothing in quarantine, and the counts of principals.
 void Ledger::CheckHolders() const {
   size_t leases = 0;
   std::map<Principal, int> holders, open;

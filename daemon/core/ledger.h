@@ -1,14 +1,14 @@
-// The ledger: which session holds which memory, and how much each may have.
+// The ledger: which session holds which memory, and how much users may have.
 //
 // A *holder* is the account of a session that may lease.
 //
 // States of a lease:
 //   making   extents are requested from the device
 //   failing  one of these could not be made; others are still being made
-//   granted  all extents exist, and their descriptors were sent
+//   granted  all extents exist, and the reply has their descriptors
 //   (ended)  freed, refused, or its session closed
 // States of a holder:
-//   open     attached: has leases
+//   open     attached: may have leases
 //   closed   its session ended, its process lives: has quarantined memory
 //   (gone)   its process ended
 //
@@ -16,7 +16,7 @@
 // (pool.h): it stays charged to its job. README.md has the rules of lingering
 // and idle extents.
 //
-// CHECKs: an extent that was not requested, a session that is no holder.
+// CHECKs that a made extent was requested and that a leasing session is open.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -87,10 +87,10 @@ class Ledger {
     RequestId request;
     Bytes made, size;
   };
-  // Returns those of `pools` that were requested by `then`.
+  // Returns the unfinished leases of `pools` that were requested by `then`.
   std::map<LeaseId, Progress> Making(const std::set<PoolId>& pools,
                                      absl::Time then) const;
-  // Returns the request that asked for the lease; nullopt: no such lease.
+  // Returns the request that asked for the lease; nullopt: none is granted.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
 
@@ -108,8 +108,8 @@ class Ledger {
   // without processes.
   void Trim(absl::Time now, Effects& effects);
   Bytes IdleHost() const;
-  // Destroys the oldest idle host memory until `bytes` are free, at most
-  // kTrimAtOnce extents per pool.
+  // Destroys at least `bytes` of idle host memory if there is as much, pool by
+  // pool and oldest first, at most kTrimAtOnce extents per pool.
   void GiveUpIdleHost(Bytes bytes, Effects& effects);
 
   // --- what is held outside
@@ -120,7 +120,7 @@ class Ledger {
     return OutsideOf(held, pool, spare_.at(pool));
   }
 
-  // When AskAgain or Trim has work next.
+  // Returns when AskAgain or Trim has work next.
   absl::Time NextDeadline() const {
     return std::min(rest_.ask_again_at, NextTrim());
   }
@@ -132,18 +132,19 @@ class Ledger {
   std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
   // --- reservations
-  // FailedPrecondition: the memory is not available; `promised` is how much of
-  // the pool other principals will get besides. NotFound: no such pool.
+  // FailedPrecondition: the memory is not free, or it is a part of `promised`,
+  // which plans promise to others. NotFound: no such pool. InvalidArgument:
+  // `bytes` is not a multiple of the granularity.
   absl::Status MayReserve(PoolId pool, const Principal& whose, Bytes bytes,
                           Bytes promised) const;
-  // InvalidArgument: the reservations of a pool exceed its size.
+  // InvalidArgument: a pool has less than is reserved of it, or does not exist.
   absl::Status CheckSums(const Reservations& given) const;
   // REQUIRES: MayReserve accepted each new reservation, or, before the first
   // session, CheckSums accepted all.
   void SetReservations(Reservations given) { reservations_ = std::move(given); }
   const Reservations& reservations() const { return reservations_; }
-  // Returns how much free memory of a pool `from` may not have. Null: how much
-  // free memory some principal may not have.
+  // Returns how much of a pool is reserved for principals other than `from`
+  // (null: for any principal) and not held by them.
   Bytes Withheld(PoolId pool, const Principal* from) const {
     return Withheld(reservations_, pool, from);
   }
@@ -153,9 +154,9 @@ class Ledger {
   // Returns why the lease could not be granted even if all memory were free:
   // it is invalid, or exceeds a limit or what is not reserved for others.
   absl::Status MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
-  // Returns what the lease lacks, by sums alone; nullopt if nothing.
-  // `promised`: memory of the pool that others will get. REQUIRES: the pool
-  // exists.
+  // Returns what the lease lacks; nullopt if nothing. Compares sums only, not
+  // sizes of extents. `promised`: memory of the pool that others will get.
+  // REQUIRES: the pool exists.
   std::optional<Waiter::Lacks> Lacks(const JobKey& job,
                                      const LeaseRequest& asked,
                                      Bytes promised) const;
@@ -173,7 +174,7 @@ class Ledger {
   // its budget, including its own lingering memory. kUnlimited: no limit.
   Bytes HostLeft(const Principal& principal) const;
   Bytes HostLeft(const JobKey& job) const;
-  // Host memory that a job has leased on NUMA node `numa`, or on all nodes.
+  // Returns the host memory that a job leases on `numa`; nullopt: on all nodes.
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
   Bytes Leased(SessionId session, PoolKind kind) const;
   std::set<LeaseId> LeasesOf(SessionId session) const {
@@ -214,7 +215,7 @@ class Ledger {
   }
   // Call after Load: asks the device again what it had not answered.
   void TakeOver(absl::Time now, Effects& effects);
-  // The requests of leases that are not granted yet.
+  // Returns the requests of leases that are not granted yet.
   std::map<SessionId, std::set<RequestId>> Asking() const;
   void AddLoose(LooseState& loose) const;
 
@@ -246,8 +247,8 @@ class Ledger {
   absl::Time NextTrim() const;
   // Asks the device, in one question, about the extents returned in this event.
   void AskNow(absl::Time now, Effects& effects);
-  // The parts of a lease, charged to its principal. Parts that lingered are no
-  // longer charged as lingering.
+  // The parts of a lease that its budgets admit. Lingering parts are refunded
+  // already; the caller charges the lease, or those parts again.
   struct Chosen {
     absl::StatusOr<Pool::Parts> parts;
     RefusedBy by = RefusedBy::kPool;  // if there are no parts
@@ -257,11 +258,11 @@ class Ledger {
   // Adds the lingering host memory of the jobs for which `mine` holds.
   template <typename Mine>
   Bytes HostLeft(Bytes of_budget, Mine mine) const;
-  // How long idle extents are kept, and how long after the end of their
-  // principal's last process.
+  // Return how long extents are kept after they became idle, and after their
+  // principal's last process ended.
   absl::Duration KeptFor(PoolId pool) const;
   absl::Duration OrphansKeptFor(PoolId pool, const Principal& who) const;
-  // Forgets principals without a holder and an extent.
+  // Forgets principals that have neither a holder nor an extent.
   void ForgetPrincipals();
   void EraseHolder(SessionId session, absl::Time now);
   void CheckLeases() const;
@@ -278,9 +279,9 @@ class Ledger {
   Table<ExtentId, MakingState> making_;
   Table<SessionId, HolderState> holders_;
   Table<ExtentId, LingeringState> lingering_;
-  std::vector<ExtentId> to_ask_;  // only within one event
+  std::vector<ExtentId> to_ask_;  // empty between events
   std::map<PoolId, Bytes> spare_;
-  std::set<PoolId> faulty_;  // of GPUs that cannot be used
+  std::set<PoolId> faulty_;  // pools of GPUs that cannot be used
   struct KnownPrincipal : PrincipalState {
     int holders = 0;
     int open = 0;  // number of open holders

@@ -46,7 +46,7 @@ class LivePolicy {
   // Applies the policy that an earlier daemon kept. REQUIRES: no session yet.
   // InvalidArgument: it reserves more than this node has.
   absl::Status Start(const Policy& policy, absl::Time now);
-  // Applies measured links when that is allowed.
+  // Applies measured links that wait, if no rank is attached.
   void UseMeasured(Effects& effects);
 
   const std::optional<Drain>& drain() const { return drain_; }

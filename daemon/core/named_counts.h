@@ -16,7 +16,7 @@
 
 namespace sluice::daemon {
 
-// Returns the value's name in `kNames`, which is in the order of the values.
+// EnumNames<E>::kNames has the names of the values, in the values' order.
 template <typename E>
 struct EnumNames;
 

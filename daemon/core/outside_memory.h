@@ -24,6 +24,7 @@ class OutsideMemory {
 
   // Handles the device's report. Returns how much host memory became free.
   Bytes Known(HeldOutside said, absl::Time now);
+  // Handles a rank's report, and sets its Session::outside.
   void Told(Session& session, const GpuUseRequest& use, absl::Time now);
 
  private:

@@ -61,14 +61,13 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// Changes that an administrator asks for, named as in SetBy.
+// Changes that an administrator, named as in SetBy, asks for.
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // unset: the limit stays
   std::string who;
 };
-// Reserves `bytes` of a pool for a user, or ends the reservation if 0. With an
-// empty cgroup, the reservation is for all cgroups of the user.
+// Reserves `bytes` of a pool, as in Reservation; 0 ends the reservation.
 struct ReservationChange {
   PoolId pool;
   Principal whose;
@@ -119,7 +118,7 @@ inline void SetReservation(Reservations& of, PoolId pool,
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured);
 
-// Returns the links that grants and plans use. REQUIRES: CheckMeasured.
+// Returns the links that grants and plans use. REQUIRES: CheckMeasured is OK.
 std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
                                  const MeasuredLinks& measured);
 

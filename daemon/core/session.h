@@ -1,6 +1,6 @@
-// One session: the process at the other end and its Hello.
+// A session: the process at the other end, its Hello and its requests.
 //
-// README.md has its states; only Core changes them.
+// README.md has its states; SessionTable changes them.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -15,10 +15,10 @@
 
 namespace sluice::daemon {
 
-// Remembers requests, so that a repeated request (with the same id) is executed
-// once and answered again, until its client acknowledges the answer; at most
-// the last kWindow, or fewer if their errors exceed kMostText. Older ids are
-// refused; ids roughly count up.
+// Remembers answers until the client acknowledges them, so that a repeated
+// request (with the same id) is not executed again. Keeps at most the last
+// kWindow, or fewer if their errors exceed kMostText. Ids roughly count up;
+// those older than what is kept are refused.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
@@ -29,7 +29,7 @@ class RequestHistory {
   void Answer(RequestId id, const Reply& reply);
   // Replaces the answer to `id`, which could not be sent, by the error `why`.
   void TakeBack(RequestId id, const absl::Status& why);
-  // Makes an answered request a running one: it is executed again.
+  // Makes an answered request a running one, because it is executed again.
   void Reopen(RequestId id) { requests_.Edit(id).reset(); }
   // Drops the list of extents, which can be long, from the answer to `id`,
   // because its lease has ended.
@@ -84,16 +84,17 @@ struct Session {
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
   // How much of its GPU this rank holds outside its lease, by ranks' reports.
-  // Unset if there is none, or if the use before there were ranks is unknown.
+  // Unset without a report, or if the use before there were ranks is unknown.
   std::optional<Bytes> outside;
   // Bytes copied since the session began: by step reports, by the use page, and
-  // as counted for the GPU (the larger one, since a page moves within a step).
+  // the larger of both, as counted for the GPU (only the page grows within a
+  // step).
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 
   bool operator==(const Session&) const = default;
   void Answer(RequestId request, Reply reply, Effects& effects);
-  // Returns "rank 0 of job a", or "observer". REQUIRES: it has sent its Hello.
+  // Returns "rank 0 of job a" or "observer". REQUIRES: the Hello has come.
   std::string Label() const;
   // Returns "rank 0 of job a, process 7".
   std::string Described() const;

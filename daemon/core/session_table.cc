@@ -34,8 +34,8 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
     return known->second.has_value() ? Seen::kAnswered : Seen::kRunning;
   }
   if (id <= newest_forgotten_) return Seen::kForgotten;
-  // There are few running requests: leases are limited by their pool, waiting
-  // leases by their quota, and profiles by the packet rate.
+  // Running requests are kept, but they are few: leases are limited by their
+  // pool, waiting leases by their quota, and profiles by the packet rate.
   ForgetAnswered([this](RequestId) {
     return requests_.size() >= kWindow || text_ > kMostText;
   });
@@ -70,7 +70,7 @@ void RequestHistory::Forget(RequestId id) {
 
 void RequestHistory::TakeBack(RequestId id, const absl::Status& why) {
   std::optional<Reply>* known = requests_.Find(id);
-  if (known == nullptr) return;  // dropped, because many requests came after it
+  if (known == nullptr) return;  // forgotten: many requests came after it
   text_ -= TextOf(*known);
   known->reset();
   Answer(id, why);
@@ -303,7 +303,7 @@ void SessionTable::TouchAll() {
   }
 }
 
-// Checks among others that a grant slot belongs to one session.
+// Checks the list of half-open sessions, and that no two ranks have one slot.
 void SessionTable::CheckInvariants() const {
   std::set<int> slots;
   size_t half_open = 0;

@@ -46,12 +46,12 @@ class SessionTable {
     return open ? session : nullptr;
   }
   // Returns the principal to which a session's view is restricted; null if it
-  // may see everything. Sessions of the daemon's user may, unless that is root,
-  // which uses the administrators' socket.
+  // may see everything, as the daemon's user may. Root may not, since
+  // containers share uid 0.
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  // Returns how many are attached.
+  // Returns the number of attached ranks.
   int ranks() const {
     return static_cast<int>(std::ranges::count_if(
         rows(), [](const auto& each) { return each.second.is_rank(); }));
@@ -113,7 +113,7 @@ class SessionTable {
                  Effects& effects);
   // Repeats to the session the notices that it may have missed.
   void TellAgain(const Session& session, Effects& effects) const;
-  // See Core.
+  // Implements Core::NoticesSent.
   bool NoticesSent() {
     for (SessionId id : to_tell_) {
       if (Session* told = rows_.Find(id)) told->deaths_to_tell.clear();
@@ -124,8 +124,7 @@ class SessionTable {
   void Load(std::map<SessionId, Session> saved, absl::Time now);
   void TakeChanged(auto visit) {
     rows_.TakeChanged([&](SessionId id, Session* session) {
-      // Changes of a session that is no rank's are not saved: when it becomes a
-      // rank's, it is saved as a whole.
+      // A session is saved as a whole once it is a rank's, and not before.
       if (session != nullptr && !session->was_rank()) return;
       visit(RowKind::kSession, id, session);
       if (session == nullptr) return;

@@ -93,11 +93,10 @@ struct PlanningSnapshot {
   std::optional<plan::PlanProgress> progress;  // unset: no report yet
 };
 
-// A lease that waits for memory.
 struct WaitingSnapshot {
   Waiter lease;
   Rank rank;
-  int in_front = 0;  // waiting leases that it must not pass
+  int in_front = 0;  // earlier leases that wait for its pool or user
   absl::Duration elapsed, left;
 };
 
@@ -109,11 +108,11 @@ struct HolderSnapshot {
   Bytes gpu, host;
 };
 
-// The metrics server's.
+// Where the metrics server listens.
 struct TcpListener {
   std::string address;   // "127.0.0.1:9435"; empty: nowhere
   std::string fault;     // why it does not listen there; empty: it listens
-  bool goes_on = false;  // with the earlier daemon's socket
+  bool goes_on = false;  // it has the earlier daemon's socket
 };
 
 struct Snapshot {
@@ -138,7 +137,7 @@ struct Snapshot {
   std::vector<PlanningSnapshot> planning;
   std::vector<WaitingSnapshot> waiting;  // in the order of the queue
   std::vector<LoggedEvent> events;
-  // Number of the first event kept; all later ones are kept too.
+  // All events from this number on are kept; 0 if none is kept.
   uint64_t events_from = 0;
   int sessions = 0, half_open = 0;
   size_t extents = 0;

@@ -1,8 +1,8 @@
 // The saved form of policy: plain data. A Core that loads it continues with the
-// same effects as the Core that saved it. Not saved is what can be computed
-// from it (sums, lists by age and size), and what a new daemon starts without
-// (solved units, events, counters). Profiles and plans are immutable and
-// shared; here two are equal only if they are the same object.
+// same effects as the Core that saved it. It omits what can be computed from it
+// (sums, lists by age and size), and what a new daemon starts without (solved
+// units, events, counters). Profiles and plans are immutable and shared; ==
+// compares them by address.
 #pragma once
 
 #include <map>
@@ -51,7 +51,7 @@ struct HolderState {
   JobKey job;
   PrincipalId principal;
   std::set<LeaseId> leases;
-  Amounts quarantined;  // charged to its job until the process is gone
+  Amounts quarantined;  // charged to its job; lingers after the process
   bool operator==(const HolderState&) const = default;
 };
 
@@ -69,7 +69,8 @@ struct LingeringState {
   // kOrphaned: only children of a process that has ended may.
   enum class Origin { kFreed, kOrphaned };
   Origin origin = Origin::kFreed;
-  // The device's last answer; kUnknown: the device cannot tell.
+  // kNotYet: the device was asked, but has not answered. kHeld: AskAgain asks
+  // again. kUnknown: the device cannot tell.
   enum class Answer { kNotYet, kHeld, kUnknown };
   Answer answer = Answer::kNotYet;
   PoolId pool;
@@ -136,7 +137,7 @@ struct NextRound {
   Owed owed = Owed::kNothing;
   absl::Time at = absl::InfiniteFuture();
   std::string why;
-  // The job that `why` is about; only some principals may see its name.
+  // The job that `why` is about. Other principals must not see its name.
   std::optional<JobKey> whose;
   bool operator==(const NextRound&) const = default;
 };
@@ -144,8 +145,8 @@ struct NextRound {
 struct JointPlanningState {
   std::map<SessionId, AttachedRank> attached;
   PlanRounds rounds;
-  std::vector<Asking> joining;       // in the order of their turns
-  std::map<JobKey, Member> members;  // jobs that run by the planner's fractions
+  std::vector<Asking> joining;       // the next to be planned is first
+  std::map<JobKey, Member> members;  // jobs that run by such plans
   std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
   NextRound next;
   bool operator==(const JointPlanningState&) const = default;
@@ -187,7 +188,7 @@ struct ExtentRow {
 
 struct LooseState : LedgerRest {
   uint64_t next_round = 1, next_plan = 1, next_place = 1;
-  SessionId last_session;  // the newest that ever connected
+  SessionId last_session;  // the newest session so far
   std::map<PoolId, uint64_t> next_idle_order;
   // Set by version 1 only; later versions have rows of kWaiter.
   std::optional<std::vector<WaitingLease>> waiting_leases;
@@ -196,7 +197,6 @@ struct LooseState : LedgerRest {
   bool operator==(const LooseState&) const = default;
 };
 
-// --- all of it
 struct CoreState {
   LedgerState ledger;
   JointPlanningState joint;

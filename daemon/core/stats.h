@@ -43,8 +43,8 @@ struct EnumNames<PlanOutcome> {
                                                 "infeasible", "solved"};
 };
 
-// How a new plan for a running job ended: sent to the ranks, and taken or
-// refused by them.
+// What became of a new plan for a running job: it was sent to the ranks, and
+// then taken or refused by them.
 enum class ChangeOutcome { kRefused, kSent, kTaken };
 template <>
 struct EnumNames<ChangeOutcome> {
@@ -64,8 +64,8 @@ struct ExtentCounts {
   uint64_t reused = 0;
 };
 
-// Cumulative buckets as Prometheus expects them: counts[i] observations were <=
-// bounds[i]; the last bucket counts the rest.
+// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last bucket
+// counts the rest. daemon/metrics adds them up, as Prometheus expects.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds)
@@ -103,7 +103,7 @@ struct JobStats {
   double grant_wait_seconds = 0;
   uint64_t plan_mismatches = 0;
   LateDirections late;
-  // Up to hours: a step of a million tokens takes that long.
+  // The bounds reach hours: a step of a million tokens takes that long.
   Histogram step_seconds{
       {0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3600, 10800}};
 
@@ -119,9 +119,9 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // A session of the job begins, the first or a further one.
+  // Call when a session of the job begins, the first or a further one.
   void Began(const JobKey& job, absl::Time now);
-  // The job's last session has ended.
+  // Call when the job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);
   // Returns the job's own counters, or `other` if it has none.
   JobStats& Of(const JobKey& job);

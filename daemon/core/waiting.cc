@@ -39,7 +39,7 @@ class HeldUp {
         return;
     }
   }
-  // Returns the state of the earlier lease that `waiter` may not pass; nullopt
+  // Returns the `lacks` of an earlier lease that `waiter` may not pass; nullopt
   // if there is none.
   std::optional<Waiter::Lacks> For(const Waiter& waiter) const {
     const PoolKind kind = waiter.asked.pool.kind;
@@ -132,7 +132,7 @@ void WaitingQueue::Release(
     absl::FunctionRef<Rights(const Waiter&)> rights,
     absl::FunctionRef<Turn(const Waiter&)> take_turn,
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
-  // Set when a lease of this pass changed in a way that may concern later ones.
+  // Set when a lease of this pass changed in a way that may free later ones.
   bool wake = TakeWakeAll();
   if (!wake && !woken.any() && now < NextDeadline()) return;
   const absl::Time before = std::exchange(released_at_, now);

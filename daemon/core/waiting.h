@@ -1,11 +1,11 @@
 // The queue of leases that wait for memory: first come, first served. A lease
 // waits for its pool, its user, its job or a plan; README.md has what each of
-// these holds up, and which requests may pass (Rights). A lease that must not
-// pass another one is in the same state as that one. A lease that waits for a
-// plan is refused or joins the queue at its end if no plan frees memory for it.
+// these holds up, and which requests may pass (Rights). A lease that another
+// one holds up has the same `lacks` as that one. A lease that waits for a plan
+// is refused or joins the queue at its end if no plan frees memory for it.
 //
-// A lease gets a turn when something that it may lack has changed (Woken). The
-// queue only keeps the order; Leases asks the ledger whether there is memory.
+// A lease gets a *turn*, one more attempt, when something that it may lack has
+// changed (Woken). The queue only keeps the order; Leases asks the ledger.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -41,8 +41,7 @@ struct Waiter {
   JobKey job;
   // If the lease waits for a plan, `deadline` is the end of that wait.
   absl::Time since, deadline;
-  // When to try again, if no event may report that what the lease lacks is
-  // there.
+  // When to try again if time ends the lack; InfinitePast: an event ends it.
   absl::Time again = absl::InfinitePast();
   bool for_plan = false;
   bool operator==(const Waiter&) const = default;
@@ -52,15 +51,15 @@ struct EnumNames<Waiter::Lacks> {
   static constexpr std::string_view kNames[] = {"pool", "user", "job"};
 };
 
-// The rights of a request to pass others: not past its own user's with
-// `reserved`, and not past its own job's with `promised`.
+// Whether a request may pass leases that wait for its pool: with `reserved`
+// those of other users, with `promised` those of other jobs.
 struct Rights {
   bool reserved = false;  // fits its user's reservation
   bool promised = false;  // fits what its job's plan promises
   bool any() const { return reserved || promised; }
 };
 
-// What changed since waiting leases had their last turn.
+// What changed since the last Release.
 struct Woken {
   std::set<PoolId> pools;
   std::set<Principal> users;  // charged or refunded
@@ -73,7 +72,6 @@ struct Woken {
   }
 };
 
-// How the wait of a lease ended.
 enum class WaitEnd { kGaveUp, kGranted, kRefused, kSessionEnded, kTimedOut };
 template <>
 struct EnumNames<WaitEnd> {
@@ -89,7 +87,7 @@ class WaitingQueue {
     bool operator==(const Saved&) const = default;
   };
 
-  // ResourceExhausted: its user, or all users together, have reached the limit
+  // ResourceExhausted: the principal, or all together, have reached the limit
   // of waiting leases. Leases that wait for plans do not count, because each
   // session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
@@ -101,15 +99,15 @@ class WaitingQueue {
   }
   // Removes and returns the lease; nullopt if it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);
-  // Removes all leases of the session; returns how many were in the queue.
+  // Removes the session's leases; returns how many did not wait for a plan.
   size_t SessionEnded(SessionId session);
 
-  // The leases that a new request may not pass: the first, and their number.
+  // The leases that a request may not pass: the first, and their number.
   struct InFront {
     const Waiter* first = nullptr;
     int count = 0;
   };
-  // For a waiting lease, `place` is its own.
+  // `place`: that of `asks`, if it waits already.
   InFront Before(const Waiter& asks, Rights rights, absl::Time now,
                  const PlaceInLine* place = nullptr) const;
 
@@ -128,10 +126,10 @@ class WaitingQueue {
       absl::FunctionRef<Rights(const Waiter&)> rights,
       absl::FunctionRef<Turn(const Waiter&)> take_turn,
       absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out);
-  // Sets Woken::all at the next Release: the queue or the policy has changed.
+  // Gives all leases a turn at the next Release.
   void WakeAll() { wake_all_ = true; }
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
-  // Includes attempts that no event triggers.
+  // Returns the earliest `deadline` or `again`.
   absl::Time NextDeadline() const;
 
   // Returns the leases that wait for plans, in order.
@@ -146,7 +144,7 @@ class WaitingQueue {
   }
   bool empty() const { return waiters_.empty(); }
 
-  Table<PlaceInLine, Waiter>& rows() { return waiters_; }  // see state.h
+  Table<PlaceInLine, Waiter>& rows() { return waiters_; }  // for saving
   uint64_t next() const { return next_; }
   Saved Save() const { return {waiters_.rows(), next_}; }
   void Load(Saved saved);

@@ -41,7 +41,7 @@ class Allowances {
   double per_second() const { return per_second_; }
   const Saved& Save() const { return buckets_.rows(); }
   void Load(const Saved& saved) { buckets_.Load(saved); }
-  // See core/state.h.
+  // For saving (core/state.h).
   Table<Principal, Bucket>& rows() { return buckets_; }
 
  private:

@@ -21,7 +21,7 @@ namespace sluice::daemon {
 // message.
 struct Principal {
   uint32_t uid = 0;
-  std::string cgroup;  // empty: all processes outside CgroupCut
+  std::string cgroup;  // empty: it matches no prefix (CgroupCut)
   auto operator<=>(const Principal&) const = default;
 };
 

@@ -151,8 +151,7 @@ void Quotas::Charge(const Principal& who, Resource what, int64_t amount) {
   SLUICE_CHECK(amount >= 0);
   if (amount == 0) return;
   total_[At(what)] += amount;
-  // A principal without other amounts is forgotten: only the sum counts its
-  // time.
+  // The time of a principal without other amounts counts only in the sum.
   if (IsSharedInTurns(what) && !used_.contains(who)) return;
   used_[who][At(what)] += amount;
 }

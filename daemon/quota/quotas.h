@@ -97,8 +97,8 @@ class Quotas {
                    int64_t amount = 1) const;
   // Counts a refusal that May decided.
   void CountRefusal(Resource what) { ++refused_[static_cast<size_t>(what)]; }
-  // Takes the amount even beyond the limit: what exists already, or is taken in
-  // turns.
+  // Takes the amount even beyond the limit, for what exists already or is
+  // shared in turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
   // REQUIRES: the principal has as much, and the resource is not shared in
   // turns.

@@ -22,8 +22,8 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Writes rows to put or erase, in order. Without `objects`, for rows that name
-// none, so their bytes do not depend on which objects the reader has.
+// Writes rows to put or erase, in order. `objects` is null for rows that name
+// none: their bytes do not depend on which objects the reader has.
 class RowWriter {
  public:
   // Rows that name objects are rare, so no memory is reserved for them.
@@ -169,7 +169,7 @@ class RowReader {
   // Restores the state that is computed from several rows.
   absl::Status Join() {
     const LooseState loose = loose_.value_or(LooseState());
-    // Before the extents, because it names the missing pool of the lowest id.
+    // First, so that an error names the missing pool of the lowest id.
     for (const auto& [id, order] : loose.next_idle_order) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
       pool->next_idle_order = order;
@@ -181,7 +181,7 @@ class RowReader {
     for (const auto& [id, lease] : to_->ledger.leases) {
       const auto holder = to_->ledger.holders.find(lease.session);
       if (holder == to_->ledger.holders.end()) {
-        return Bad("a lease is nobody's");
+        return Bad("a lease has no holder");
       }
       holder->second.leases.insert(id);
     }
@@ -236,7 +236,7 @@ class RowReader {
 
   Objects* objects_;
   CoreState* to_;
-  // What Join puts into its place.
+  // The rows that Join moves into the state.
   std::map<ExtentId, ExtentRow> extents_;
   std::map<SessionId, RequestHistory::Requests::Rows> replies_;
   std::map<SessionId, RequestId> newest_forgotten_;
@@ -266,8 +266,7 @@ std::string CoreRows::Changes(Core& core) {
   }
   // Nearly always the first two are empty, and the memory of `rows` is moved.
   record = std::move(record) + planning.Take() + rows.Take();
-  // Row of the state outside of tables, which is written only if it has
-  // changed.
+  // The row of the state outside of tables is written only if it has changed.
   std::string loose;
   FieldWriter(&loose, nullptr).Element(core.Loose());
   if (loose != loose_) {

@@ -7,8 +7,7 @@
 // once, and the clients of any other round ask again); and sessions that were
 // never a rank's.
 //
-// InvalidArgument, one line: the bytes were not written by a daemon. Thread
-// safety: one owner.
+// Thread safety: none; one owner.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,8 @@
 
 namespace sluice::daemon {
 
-// A row in a record: an operation, the key, and the row's bytes.
+// A record is a list of operations, each with a key and a row's bytes.
+// kEraseBelow erases all rows with keys that begin with its key.
 enum class RowOp : uint8_t { kPut = 1, kErase = 2, kEraseBelow = 3 };
 
 // The first letter of a key is a RowKind (daemon/core/state.h) or one of these.
@@ -38,14 +38,14 @@ class CoreRows {
   std::string Everything(Core& core);
 
  private:
-  // The objects and the loose row that were already written, so that a reader
-  // has them.
+  // The objects and the loose row that a reader has, since they were written.
   Objects objects_;
   std::string loose_;
 };
 
 // Returns the saved state of a core. What has no rows is taken from `fresh`,
-// the state of a core of the same node without sessions.
+// the state of a core of the same node without sessions. InvalidArgument, in
+// one line: the bytes were not written by a daemon.
 absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 

@@ -20,7 +20,7 @@ void DeathRecord::Unmap::operator()(Page* page) const {
 absl::StatusOr<DeathRecord> DeathRecord::Open(UniqueFd left) {
   if (!left) left = UniqueFd(memfd_create("sluice-deaths", MFD_CLOEXEC));
   if (!left || ftruncate(left.get(), sizeof(Page)) != 0) {
-    return ErrnoStatus(errno, "make memory for how daemons ended");
+    return ErrnoStatus(errno, "make the record of how daemons ended");
   }
   void* memory = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE, MAP_SHARED,
                       left.get(), 0);

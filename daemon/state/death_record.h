@@ -1,7 +1,7 @@
 // Records how the last daemons ended, in a page of a memfd that outlives them:
 // a daemon that dies again and again from the state that it took over must not
-// be restarted for ever. A daemon that finds a start without an orderly end
-// notes a death.
+// be restarted for ever. Begin notes a death if the last run has no orderly
+// end.
 //
 // Thread safety: one owner.
 #pragma once
@@ -30,7 +30,7 @@ class DeathRecord {
   // death. `now` is from CLOCK_MONOTONIC (MonotonicClock), which all daemons of
   // the machine share.
   void Begin(absl::Time now);
-  int Recent(absl::Time now) const;
+  int Recent(absl::Time now) const;  // counts the deaths within kWindow
   // Notes why a daemon is about to end because of an error (at most 511 bytes).
   void SayWhy(std::string_view why);
   std::string why() const;  // the reason noted last; may be empty

@@ -7,8 +7,8 @@
 namespace sluice::daemon {
 namespace fields {
 
-// Avoids the 128-bit division of absl's conversions, since each row of a
-// session has several times.
+// Avoids the 128-bit division of absl's conversions, because a session's row
+// holds several times.
 TimeParts ToParts(absl::Time time) {
   if (time == absl::InfiniteFuture()) return {1, -1};
   if (time == absl::InfinitePast()) return {-1, -1};

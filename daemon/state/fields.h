@@ -12,9 +12,9 @@
 //
 // No list is needed for numbers, enums, ids, sizes, times, strings, optionals,
 // variants, pairs and containers of these. A shared object is written once, and
-// its number (`Objects`) wherever it is used.
+// named by its number (`Objects`) wherever it is used.
 //
-// Thread safety: values.
+// Thread safety: none; one owner.
 #pragma once
 
 #include <array>
@@ -112,7 +112,7 @@ absl::Time FromParts(TimeParts parts);
 }  // namespace fields
 
 // Profiles and plans. They are immutable and shared, so each is written once,
-// and its number wherever a row names it.
+// and rows name it by its number.
 class Objects {
  public:
   // --- writing ---------------------------------------------------------------
@@ -300,7 +300,7 @@ class FieldReader {
 
   google::protobuf::io::CodedInputStream input_;
   Objects* objects_;
-  uint32_t tag_ = 0;  // read, but not its value yet; 0: none
+  uint32_t tag_ = 0;  // was read, but its value was not; 0: none
   bool ok_ = true;
 };
 

@@ -19,8 +19,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
 constexpr size_t kWord = sizeof(uint64_t);
-// The first epoch, chosen so that a few damaged bits do not turn an epoch into
-// 0.
+// Epochs count up from here, so that a few damaged bits do not make one 0.
 constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
 
 struct Header {
@@ -98,7 +97,7 @@ absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
       "read; this one is of version {} and reads {} and later: {}",
       written, oldest_reader, own.written, own.oldest_read,
       written < own.oldest_read
-          ? "start one that is between both first"
+          ? "first start a daemon of a version between the two"
           : "start the daemon that wrote it, or a later one"));
 }
 
@@ -199,8 +198,8 @@ absl::Status StateFile::ReadRecords() {
   while (true) {
     const std::byte* const here = memory_ + layout_.log() + end_;
     const size_t room = layout_.records - end_;
-    // Always true of a valid file: Append leaves room for the word that marks
-    // the end.
+    // A valid file has this room: Append leaves it for the word that marks the
+    // end.
     if (room < kWord) return Damaged("its records have no end");
     if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the end
     if (room < sizeof(Lead) || !IsSound(here, room)) {
@@ -243,8 +242,8 @@ absl::Status StateFile::Append(std::string_view record) {
 absl::Status StateFile::Checkpoint(std::string_view state) {
   const size_t room = layout_.checkpoint - sizeof(Lead);
   if (state.size() > room) return NoRoom("a checkpoint", state.size(), room);
-  // Writes to the other slot: the older checkpoint stays valid until the epoch
-  // of this one is stored.
+  // Overwrites the older checkpoint. The newer one stays the valid one until
+  // the epoch of this one is stored.
   const uint64_t epoch = NextEpoch();
   const size_t slot = layout_.slot(epoch);
   SLUICE_RETURN_IF_ERROR(TakePages(slot, sizeof(Lead) + state.size()));
@@ -258,8 +257,8 @@ absl::Status StateFile::Checkpoint(std::string_view state) {
 }
 
 void StateFile::Void() {
-  // Voids the valid checkpoint last, so that the older one is never the newest
-  // valid one.
+  // Voids the newer checkpoint last, so that the older one never becomes the
+  // newest valid one.
   for (const uint64_t epoch : {NextEpoch(), epoch_}) {
     StoreWord(layout_.slot(epoch) + offsetof(Lead, epoch), 0);
   }

@@ -3,9 +3,9 @@
 // A checkpoint is the whole state as bytes; a record is one change since then.
 // README.md draws the memory.
 //
-// Unimplemented: this build does not read the state's version. NotFound: its
-// writer has voided it. FailedPrecondition: it is damaged, and no part of it is
-// used. ResourceExhausted: there is no room; the previous state stays valid.
+// Open returns Unimplemented if this build does not read the state's version,
+// NotFound if its writer has voided it, FailedPrecondition if it is damaged.
+// Writing returns ResourceExhausted without room; the state stays valid.
 //
 // Thread safety: one owner.
 #pragma once
@@ -58,8 +58,8 @@ class StateFile {
   // descriptor keeps the state.
   static absl::StatusOr<std::unique_ptr<StateFile>> Create(
       int fd, Sizes sizes, StateVersions versions = kStateVersions);
-  // Opens the state in `fd`. From the next checkpoint on, it has this build's
-  // version.
+  // Opens the state in `fd`. From its next checkpoint on, the state has this
+  // build's version.
   static absl::StatusOr<std::unique_ptr<StateFile>> Open(
       int fd, StateVersions versions = kStateVersions);
   ~StateFile();

@@ -26,7 +26,7 @@ struct JobKey {
   auto operator<=>(const JobKey&) const = default;
 };
 
-// A principal's number within one daemon generation.
+// A principal's number while it has a holder or an extent; never reused.
 using PrincipalId = Id<struct PrincipalTag>;
 // One round of planning, of one job or of all (planning/plans.h).
 using PlanRoundId = Id<struct PlanRoundTag>;
@@ -46,8 +46,8 @@ inline Shortage ShortageIn(PoolKind kind) {
   return kind == PoolKind::kGpu ? Shortage::kGpuMemory : Shortage::kHostMemory;
 }
 
-// Whether a process other than the daemon has a descriptor or a mapping of an
-// extent, or a descriptor on its way.
+// Whether a process other than the daemon has a mapping or a descriptor of an
+// extent, or will receive a descriptor that was sent.
 enum class Held { kNo, kYes, kUnknown };
 
 struct Amounts {
@@ -65,7 +65,7 @@ struct Amounts {
 // Returns "GPU 0" or "NUMA node 1" for messages.
 std::string Name(PoolId pool);
 
-// The process at the other end of a session, from the kernel.
+// The process at the other end of a session, as the kernel reports it.
 struct Peer {
   Principal principal;
   int pid = 0;
@@ -140,7 +140,7 @@ struct ExtentLimits {
   bool each_of_open_files = false;
   // Reserved for each attached rank: other principals cannot have them.
   size_t per_rank = 16;
-  // For one principal: extents made and destroyed; up to `each` at once.
+  // Extents made and destroyed per second for one principal; `each` at once.
   double changes_per_second = 1000;
   // How long idle extents are kept for a restarted job: while their principal
   // has a process, and after its last one.
@@ -158,8 +158,8 @@ struct WaitLimits {
   absl::Duration longest = absl::Hours(1);
 };
 
-// Limits of the bytes of profiles and plans in the saved state. One principal
-// may have the largest profile that is read (proto/plan/codec.h).
+// Limits of the bytes of profiles and plans in the saved state. `each` has room
+// for the largest profile that is read (proto/plan/codec.h).
 struct ProfileLimit {
   Bytes each = MiB(16);  // of one principal
   Bytes all = MiB(32);
@@ -202,7 +202,7 @@ struct NodeConfig {
   // How long ranks may take to answer a new plan, which they do at their next
   // step boundary.
   absl::Duration change_wait = absl::Minutes(30);
-  // The delay of a new plan after a job has left: others often follow at once.
+  // The delay of a new plan after a job has left, since others often follow.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

@@ -36,9 +36,8 @@ struct LinkUser {  // an attached rank
   CopyRates demand = {0, 0};
 };
 
-// Returns the demands of `ranks` that can be promised. Earlier ranks come
-// first. A direction is promised in full or not at all. Omits ranks without a
-// promise.
+// Returns the demands of `ranks` that can be promised, tried in their order. A
+// direction is promised in full or not at all. Omits ranks without a promise.
 std::map<SessionId, CopyRates> PromiseDemands(
     const std::vector<LinkSpeed>& links, const std::vector<LinkUser>& ranks);
 

@@ -1,12 +1,12 @@
 // Plan rounds: the profiles that a job's local ranks have submitted, the
-// questions that are being solved on another thread, and the plans.
+// questions that the planner's workers are solving, and the plans.
 //
 // States of a job's question: collecting (some ranks have submitted) -> asking
 // (all have) -> part of a round that is solved (the worker runs, a deadline
 // applies) -> done. A rank that submits during a round opens the next one. A
-// round answers one job alone, or all asking and running jobs together
-// (`together`; at most one such round at a time). Plans are found by the hash
-// of all profiles and resources for which they were made. The last kPlansKept
+// round answers one job alone, or asking and running jobs together (`together`;
+// at most one such round at a time). Plans are found by the hashes of all
+// profiles and the resources for which they were made. The last kPlansKept
 // plans are kept, and those that jobs use or were promised.
 // Thread safety: one thread (core.h).
 #pragma once
@@ -30,7 +30,7 @@
 
 namespace sluice::daemon {
 
-// A decoded profile and its hash. Large, so another thread computes them.
+// A decoded profile and its hash, made by another thread: it may be large.
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
@@ -46,7 +46,7 @@ struct Asking {
   bool operator==(const Asking&) const = default;
 };
 
-// One rank of a question, in the order of the question.
+// A rank of a question, which has them in the order of its profiles.
 struct Position {
   JobKey job;
   Rank rank;
@@ -86,8 +86,8 @@ struct PlanRounds {
   };
 
   bool solving_together() const;
-  // Returns an earlier plan for the same question: of jobs together, which get
-  // parts of it, or of a job; null if there is none.
+  // Returns the plan of an earlier question with this key, asked for one job or
+  // for several together; null if there is none.
   Plan Cached(const std::string& key, bool of_jobs_together) const;
   // Keeps the plan under a new number.
   Plan Keep(const JobKey& job, const std::string& cache_key,
@@ -104,7 +104,7 @@ struct PlanRounds {
 
   std::map<JobKey, Collecting> collecting;
   std::map<PlanRoundId, Round> solving;
-  // Kept plans that jobs use, and that they will use.
+  // The kept plans that jobs use, and those that they will use.
   Table<JobKey, PlanId> current, promised;
   std::deque<Kept> kept, together;  // oldest first
   uint64_t next_round = 1, next_plan = 1;

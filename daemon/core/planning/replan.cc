@@ -82,7 +82,7 @@ double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
   return most;
 }
 
-// Returns the rank's step time: windows and recomputation.
+// Returns the rank's step time: that of its layers, and recomputation.
 double StepSeconds(const plan::RankProfile& profile,
                    const plan::RankPlan& plan) {
   double seconds = 0;
@@ -100,14 +100,14 @@ double StepSeconds(const plan::RankProfile& profile,
   return seconds;
 }
 
-// Returns the profile for later questions, when the rank's memory is planned by
-// `plan`: without traces, and without their peak in its capacity.
+// Returns the profile for later questions, since `plan` has planned the memory
+// of its traces: without traces, and with their peak taken off the capacity.
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan) {
   auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
   bare->segments.clear();
-  // A capacity of 0 would also mean "not stated". Nothing is kept then, which
-  // is the same as no memory left.
+  // 0 means "unknown", and then a plan keeps nothing, as it must if no memory
+  // is left.
   bare->transient_capacity =
       std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
   return {std::move(bare), profile.hash + "-", {}};

@@ -1,7 +1,7 @@
 // The rules of joint plans: by which fractions each job runs, and which jobs
 // get new fractions when a job joins or leaves.
 //
-// A job becomes a *member* when it takes a plan for a question that was not
+// A job becomes a *member* when it gets a plan for a question that was not
 // settled (IsSettled), whether it left fractions to the planner or fixed them.
 // It is part of every later question, with the profile of its first round, so
 // that questions do not drift with their answers. That profile has no traces.
@@ -25,7 +25,7 @@
 namespace sluice::daemon {
 
 // A smaller difference of fractions is ignored, because a change costs a
-// calibration, unless it shortens the node's step by kStepGain of it.
+// calibration, unless the node's step gets shorter by the fraction kStepGain.
 inline constexpr double kFractionStep = 1.0 / 64;
 inline constexpr double kStepGain = 0.01;
 
@@ -33,7 +33,7 @@ inline constexpr double kStepGain = 0.01;
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Set when the change is announced. Ranks without an answer by then refuse.
+  // Set when announced. Ranks with no answer by then count as refusing it.
   absl::Time deadline = absl::InfiniteFuture();
   // Whether joins may wait for the memory that this change frees. After one
   // join has waited in vain, no other waits.
@@ -41,7 +41,7 @@ struct PlanChange {
   Wait wait = Wait::kAwaited;
   std::set<Rank> open;     // ranks that have not answered yet
   std::set<Rank> refused;  // ranks that continue with the former plan
-  std::map<Rank, plan::RankPlan> before;
+  std::map<Rank, plan::RankPlan> before;  // the former plans
   bool operator==(const PlanChange&) const = default;
 };
 
@@ -49,13 +49,13 @@ struct PlanChange {
 using PlannedLinks = std::map<std::string, std::array<double, 3>>;
 PlannedLinks PlannedLinksOf(const std::vector<LinkSpeed>& links);
 
-// A job that runs by the planner's fractions. Its states:
+// A job that runs by a joint plan. Its states:
 //   acquires   has its plan, but not yet all the memory that it promises
 //   trains     holds that memory: it reported a step, or answered a change
 //   to change  new fractions are decided; the memory to grow by is missing
 //   changing   the change is announced, but not all ranks have answered
-// acquires -> trains; any of them -> to change -> changing -> trains. A job
-// with a plan that is held back (JointPlanning) acquires.
+// acquires -> trains; any of them -> to change -> changing -> trains. A job is
+// in state acquires while its plan is held back (JointPlanning).
 struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;

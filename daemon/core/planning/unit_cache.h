@@ -48,7 +48,7 @@ class UnitCache {
       used_.pop_back();
     }
   }
-  // Returns the cached units of `keys`, each once; they count as used.
+  // Returns the cached units of `keys`, each once, and marks them as used.
   Units Find(const std::vector<std::string>& keys) {
     Units units;
     for (const std::string& key : std::set(keys.begin(), keys.end())) {

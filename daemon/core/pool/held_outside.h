@@ -3,13 +3,13 @@
 //
 // On `sim` the device reports this memory to the byte, for processes without a
 // session. On `cuda` memory cannot be attributed: each pool leaves some memory
-// *spare* for contexts and libraries, and what is used of a GPU *beside* the
-// daemon's extents and exceeds that is held outside. README.md has how the
-// device's figure and the ranks' combine.
+// *spare* for contexts and libraries. The use of a GPU *beside* the daemon's
+// extents is held outside as far as it exceeds the spare memory. README.md has
+// how the device's figure and the ranks' combine.
 //
-// The device is asked four times a second. An extent that is just being made
-// looks like another process's memory, so new memory counts only when it is
-// seen a second time.
+// The device is asked up to four times a second. On `cuda` an extent that is
+// just being made looks like another process's memory, so new memory counts
+// only when it is seen a second time.
 #pragma once
 
 #include <map>
@@ -30,7 +30,7 @@ struct HeldOutside {
   std::map<PoolId, Bytes> pools;
   // When the device was asked; InfinitePast: not yet.
   absl::Time at = absl::InfinitePast();
-  // A past time: `pools` include all memory that was held then and still is.
+  // `pools` include all memory that has been held since this time.
   absl::Time since = absl::InfinitePast();
   // Pools that do not answer now, such as that of a lost GPU, with the time of
   // their last answer. Their figures are of that time. InfinitePast: they never
@@ -71,7 +71,7 @@ class OutsideAnswers {
   };
   std::map<PoolId, Place> places_;
   const bool exact_;
-  std::map<PoolId, Bytes> before_;  // the previous answer, as it came
+  std::map<PoolId, Bytes> before_;  // `held` of the previous answer
   HeldOutside last_;
 };
 

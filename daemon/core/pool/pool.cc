@@ -230,8 +230,8 @@ std::optional<Pool::Parts> Pool::Assemble(const Picked& picked, Bytes left,
   const bool scarce = room < free();
   Parts parts;
   for (const auto& [ids, n] : picked) {
-    // The newest, because their pages are warm. Lingering ones come first if
-    // free memory is withheld, since only kept ones take of it.
+    // Takes the newest, because their pages are warm. If free memory is
+    // withheld, lingering ones come first, since they are not free memory.
     std::vector<ExtentId> newest;
     for (auto id = ids->rbegin(); id != ids->rend(); ++id) {
       if (!scarce && std::ssize(newest) == n) break;
@@ -268,9 +268,9 @@ std::optional<Pool::Parts> Pool::Regular(const Account& own, Bytes size,
   return Assemble(picked, left, room, std::nullopt);
 }
 
-// Idle extents that a process may still map can be neither cut nor destroyed.
-// Takes the largest ones that fit, and makes the rest or takes one more extent
-// than needed.
+// Takes the largest idle extents that fit, and makes the rest or takes one
+// extent more than needed. Idle extents are not cut, and lingering ones not
+// destroyed, because a process may map them.
 std::optional<Pool::Parts> Pool::Patched(const Account& own, Bytes size,
                                          Bytes most, Bytes room) const {
   Bytes left = size;

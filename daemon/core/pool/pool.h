@@ -68,7 +68,7 @@ class Pool {
   Pool(PoolId id, Bytes total, Bytes extent,
        std::string_view outside_holders = OutsideHolders("sim"));
 
-  // The parts of a lease. `destroy` comes first.
+  // The parts of a lease. `destroy` makes room for `make`.
   struct Parts {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
@@ -84,15 +84,15 @@ class Pool {
     std::vector<Slice> make;    // each ends in Made or Failed
     std::vector<Slice> slices;  // the whole lease in order, including `make`
   };
-  // Numbers the extents to make from `first` on. REQUIRES: the pool has not
-  // changed since Choose.
+  // Leases the parts, and numbers the extents to make from `first` on.
+  // REQUIRES: the pool has not changed since Choose.
   Taken Take(PrincipalId principal, const Parts& parts, ExtentId first);
 
   void Made(ExtentId id) { Move(id, At(id, State::kMaking), State::kLeased); }
   void Failed(ExtentId id) { Erase(id, State::kMaking); }
-  void AddHolder(ExtentId id, SessionId by);  // its descriptor was sent
-  // Returns a leased extent. leased -> lingering (returns true), or -> kept if
-  // its descriptor was never sent.
+  void AddHolder(ExtentId id, SessionId by);  // `by` gets a descriptor
+  // leased -> lingering (returns true), or -> kept if no session ever got its
+  // descriptor.
   bool Return(ExtentId id, absl::Time now);
   void Back(ExtentId id, absl::Time now);  // lingering -> kept
   void Destroy(ExtentId id) { Erase(id, State::kKept); }
@@ -116,7 +116,7 @@ class Pool {
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  void SetOutside(Bytes said) {  // OutsideOf
+  void SetOutside(Bytes said) {  // the result of OutsideOf
     outside_changes_ += outside_ != said;
     outside_ = said;
   }
@@ -136,8 +136,8 @@ class Pool {
   Bytes lingering() const { return Sum(State::kLingering); }
   // The part of `free` that exists as idle extents.
   Bytes kept() const { return Sum(State::kKept); }
-  // At most what extents leave of the pool, because the device's figure is of
-  // another moment.
+  // SetOutside's figure, but at most what extents leave of the pool, because
+  // that figure is of another moment.
   Bytes outside() const { return std::min(outside_, total_ - made()); }
   Bytes free() const { return total_ - charged() - outside(); }
   // The size of all extents, including those that are being made.
@@ -184,7 +184,7 @@ class Pool {
 
   Saved Save() const { return {extents_.rows(), next_idle_order_}; }
   void Load(const Saved& saved);
-  Table<ExtentId, Extent>& rows() { return extents_; }  // see state.h
+  Table<ExtentId, Extent>& rows() { return extents_; }  // for saving
   uint64_t next_idle_order() const { return next_idle_order_; }
 
   void CheckInvariants() const;
@@ -207,7 +207,7 @@ class Pool {
     std::map<Bytes, Idle> idle;  // by size; none is empty
     bool operator==(const Account&) const = default;
   };
-  // Some of the newest extents of one size.
+  // For each size: its idle extents, and how many of them are taken.
   using Picked = std::vector<std::pair<const ByAge*, int64_t>>;
 
   // REQUIRES: the extent is in that state.
@@ -239,8 +239,7 @@ class Pool {
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Makes `left` besides these extents, or adds `spare` if there is no room for
-  // that.
+  // Takes these extents, and makes the `left` bytes or else adds `spare`.
   std::optional<Parts> Assemble(const Picked& picked, Bytes left, Bytes room,
                                 std::optional<ExtentId> spare) const;
   // Returns how much of the free memory these parts take.
@@ -251,8 +250,8 @@ class Pool {
     }
     return taken;
   }
-  // Adds what gives room for `bytes` in whole extents and a tail. Returns false
-  // if there is no room.
+  // Adds extents to make for `bytes`, and kept ones to destroy for them.
+  // Returns false if there is no room.
   bool MakeRoom(Bytes bytes, Parts& parts) const;
 
   const PoolId id_;
@@ -260,8 +259,8 @@ class Pool {
   const Bytes extent_;
   const std::string_view outside_holders_;
   Table<ExtentId, Extent> extents_;
-  std::array<Bytes, 5> sums_;                // of extents, by state
-  std::map<PrincipalId, Account> accounts_;  // of those with extents
+  std::array<Bytes, 5> sums_;                // sizes of extents, by state
+  std::map<PrincipalId, Account> accounts_;  // of principals with extents
   ByAge kept_by_age_;                        // of all principals
   std::map<SessionId, std::set<ExtentId>> held_;
   uint64_t next_idle_order_ = 0;
