@@ -12,7 +12,7 @@
 namespace sluice::runtime {
 
 // RAII, thread-local, nests. Allocations of this thread come from ordinary host
-// memory. Beyond the cap in total, host_memory::OverCap names the scope.
+// memory. If all scopes exceed the cap, host_memory::OverCap is thrown.
 class HostScope {
  public:
   explicit HostScope(const char* what);

@@ -43,8 +43,8 @@ inline int64_t KeysSeen(const stream::StreamShape& shape, int64_t m) {
 }
 
 // Runs one layer's attention chunk by chunk. Keys and values of earlier chunks
-// are fetched ahead of their use, even across chunks. Diagonal blocks use those
-// that were just projected.
+// are fetched ahead of their use, even across chunks. Diagonal blocks use the
+// keys and values just projected.
 class AttentionForward {
  public:
   // `chunks` are the chunks to run: the first ones of the step.
@@ -294,8 +294,8 @@ class AttentionBackward {
   // By inner chunk: the last outer chunk after which its gradients were sent.
   std::vector<int64_t> sent_;
   Fetches outer_fetches_, inner_fetches_;
-  // Gradients have their own ring: a slot is in use until they are back in host
-  // memory, and the next inner chunk need not wait for that.
+  // Gradients have their own ring: a slot of theirs is in use until they are
+  // back in host memory, and the next inner chunk need not wait for that.
   Fetches gradients_;
 };
 
