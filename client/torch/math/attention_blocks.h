@@ -7,7 +7,7 @@
 //
 // In bf16 the CPU's blocks are computed in fp32. Else they would be rounded
 // before they are merged, the known error of chunked attention: it shows in the
-// gradient of GPT's k bias, whose terms cancel.
+// gradient of GPT's k bias, a sum of terms that cancel.
 //
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v [k rows, kv
 // heads, dim] (q heads a multiple of kv heads), lse [q heads, q rows] fp32.

@@ -223,7 +223,7 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
 }
 
 // Returns the user's fractions, or keeps everything. Where the planner chooses,
-// all ranks start from the largest alpha whose calibration fits in host memory.
+// all ranks begin with the largest alpha with room to calibrate in host memory.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);

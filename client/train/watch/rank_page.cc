@@ -23,7 +23,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 using Words = std::array<uint64_t, sizeof(RankSample) / sizeof(uint64_t)>;
-// By RankPhase.
+// Indexed by RankPhase.
 constexpr const char* kPhases[] = {
     "starting",          "calibrating", "waiting for the daemon's plan",
     "between two steps", "in a step",   "saving a checkpoint"};
@@ -153,7 +153,7 @@ RankPage::~RankPage() { munmap(shared_, sizeof(Shared)); }
 
 void RankPage::Publish() {
   const Words words = std::bit_cast<Words>(own_);
-  // The events, the first word, go last, and Read takes them first, so a reader
+  // Stores `events`, the first word, last, and Read loads it first, so a reader
   // that sees an event sees all that it set.
   for (size_t i = words.size() - 1; i > 0; --i) {
     shared_->words[i].store(words[i], kRelaxed);

@@ -43,7 +43,7 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // `alone`: an unwatched rank may be late.
+  // `alone`: only this process's rank is watched, so another may be late.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 
