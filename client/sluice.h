@@ -307,8 +307,7 @@ SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
 /* Pure functions: no session, no daemon, any thread. */
 
 typedef enum sluice_block_trait {
-  SLUICE_BLOCK_PART =
-      1, /* cut at documents' borders: its shape seldom repeats */
+  SLUICE_BLOCK_PART = 1,      /* cut by documents: its shape seldom repeats */
   SLUICE_BLOCK_WINDOW = 2,    /* each row sees a window of keys */
   SLUICE_BLOCK_INTERVALS = 4, /* each row sees a different interval of keys */
   SLUICE_BLOCK_SOFTCAP = 8    /* scores are capped */

@@ -169,8 +169,8 @@ class CopyLane {
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the request owes its grant (returns `size`), or else can start
-  // or is to go on without a grant (returns 0).
+  // Waits until the request owes its grant (returns `size`), or else until it
+  // can start or need not wait any more (returns 0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item; its first `granted` bytes already have their grant.
   void Issue(const Item& item, Bytes granted);

@@ -23,9 +23,9 @@ class GrantGate {
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             const Clock* clock);
 
-  // Takes `size` bytes of direction kH2d or kD2h, and returns the time waited:
-  // until the limit has room or `*cancel` is set. While the daemon is silent,
-  // the last granted rate paces copies, after kGrantPacedFor nothing does.
+  // Waits until the limit has room or `*cancel` is set, then takes `size` bytes
+  // of kH2d or kD2h. Returns the time waited. While the daemon is silent, the
+  // last granted rate paces copies, and after kGrantPacedFor nothing does.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());

@@ -224,7 +224,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // True even without an earlier packet, if a daemon died over the Hello.
+  // The first packet says so if a daemon died before it answered the Hello.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();

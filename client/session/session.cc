@@ -472,7 +472,7 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // A bad figure is refused before it is added to the sums, where it stays.
+  // A bad figure is refused here, because in the sums it would stay.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);

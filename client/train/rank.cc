@@ -325,7 +325,7 @@ class RankRun {
     return together;
   }
 
-  // `ranks` connected `host`, which is null for one rank.
+  // `ranks` has the options that connected `host`, which is null for one rank.
   //
   // A rank that waits in NCCL for a dead peer is woken only by an abort. After
   // this rank's own failure NCCL's shutdown would wait for the other ranks.

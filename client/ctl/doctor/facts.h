@@ -23,7 +23,7 @@ inline constexpr char kUnitsFolder[] = "/run/sluice";
 struct DaemonFacts {
   absl::Status reached;       // if not OK, no other field is set
   std::string snapshot;       // of all users if this one is an administrator
-  bool of_all_users = false;  // whether `snapshot` is
+  bool of_all_users = false;  // if `snapshot` has all users
   std::string version, driver;
   uint64_t generation = 0;
   int64_t sessions = 0;

@@ -126,8 +126,8 @@ class Chooser {
     return absl::OkStatus();
   }
 
-  // Returns one layer, two chunks and the tail, with nothing dropped: a step
-  // that runs every kind of segment.
+  // Returns a calibration with chunks of this size, with nothing dropped: a
+  // step that runs every kind of segment.
   stream::StreamOptions ProbeOf(int64_t chunk) const {
     stream::StreamOptions probe = question_.stream;
     probe.layout = stream::ChunkLayout(question_.seq_len, chunk,

@@ -88,7 +88,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   return nullptr;
 }
 
-// Runs one layer over the first and the last chunks: every segment kind.
+// Runs one layer over a short sequence that has every segment kind.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
   StreamContext::Options options = StreamOptions(fractions);

@@ -47,7 +47,7 @@ inline int64_t KeysSeen(const stream::StreamShape& shape, int64_t m) {
 // keys and values just projected.
 class AttentionForward {
  public:
-  // `chunks` are the chunks to run: the first ones of the step.
+  // `chunks` are the chunks to run, in order; blocks pair only these.
   AttentionForward(StreamState& state, int64_t layer,
                    const std::vector<int64_t>& chunks)
       : state_(state),
@@ -59,7 +59,7 @@ class AttentionForward {
                    return true;
                  }) {}
 
-  // Attends chunk m to chunks 0..m; fills `output` (fp32) and heads.lse.
+  // Attends chunk m to `chunks` up to m; fills `output` (fp32) and heads.lse.
   // REQUIRES: m's k and v have been sent (flushed).
   absl::Status Run(int64_t m, const Heads& heads, const at::Tensor& output) {
     sent_ = m;
@@ -291,7 +291,7 @@ class AttentionBackward {
   const std::vector<stream::Block> blocks_;
   const std::vector<stream::Class> summed_;  // of the inner side
   size_t next_ = 0;                          // of blocks_
-  // By inner chunk: the last outer chunk after which its gradients were sent.
+  // For each inner chunk, the last outer chunk after which its sums were sent.
   std::vector<int64_t> sent_;
   Fetches outer_fetches_, inner_fetches_;
   // Gradients have their own ring: a slot of theirs is in use until they are

@@ -113,7 +113,7 @@ class PeerWatch {
             std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
 
-  // `on_peer_died` gets the name of the dead peer, and may be empty. It runs on
+  // `on_peer_died` (may be empty) gets the name of the dead peer. It runs on
   // the thread that receives the news, at most once, and may block: the timeout
   // does not wait for it. When Attach returns, the callback of a former Attach
   // is not running and will not run any more.

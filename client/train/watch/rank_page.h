@@ -62,7 +62,7 @@ class StepTracker {
 
 enum class RankPhase : uint32_t {
   kStarting,     // waiting for other ranks, session, weights, data
-  kCalibrating,  // running two chunks with the real code
+  kCalibrating,  // running a few chunks with the real code
   kPlanning,     // waiting for the daemon's plan
   kReady,        // between steps
   kStep,

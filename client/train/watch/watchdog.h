@@ -47,7 +47,7 @@ class Watchdog {
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 
-  // Call it about twice a second with the same ranks in the same order.
+  // Call it at least once a second, with the same ranks in the same order.
   WatchVerdict Look(const std::vector<WatchedRank>& ranks, double now_s);
 
  private:
