@@ -113,8 +113,8 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
 }
 
 // Collectives that tell the rank's watch when they begin and end, so that the
-// watchdog can distinguish a waiting rank from the rank that it waits for. Only
-// those of one device's tensors: NCCL's pass others to a WatchedCollectives.
+// watchdog can distinguish a waiting rank from the rank that it waits for.
+// `real` passes tensors of other devices to a WatchedCollectives of their own.
 class WatchedCollectives final : public runtime::Collectives {
  public:
   // `watch` outlives this.

@@ -80,7 +80,7 @@ class CopyFlow {
   double rate() const { return rate_; }
 
  private:
-  // Copies in flight: even a fast link does not end all between two Go.
+  // Copies in flight: even a fast link does not end all between two Go calls.
   static constexpr size_t kAhead = 6;
   static constexpr int kLeastCopies = 8;  // copies per measured number
 

@@ -85,7 +85,7 @@ class RegionAllocator final : public c10::Allocator {
   void Disarm();
 
   // Reserves the planned area (the lowest free place for `peak` bytes) and
-  // adopts the segments; empty ones and 0 unset the plan. On an error the
+  // adopts the segments; none, and a peak of 0, unset the plan. On an error the
   // former plan stays. ResourceExhausted: no such place; FailedPrecondition:
   // blocks of the former plan are alive; InvalidArgument: the plan does not
   // answer these kinds.

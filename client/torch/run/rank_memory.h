@@ -53,7 +53,7 @@ class RankMemory {
   // Unimplemented: no tensors on the GPU in this build, or a simulated GPU
   // lacks the kernel `attention`. Unavailable: a library is missing.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
-  // Leases the HBM, once. Call it after WarmUpCommunicators (below).
+  // Leases the HBM, once. WarmUpCommunicators (below) must come before it.
   // ResourceExhausted: the GPU has too little free memory; the message says
   // what to do.
   absl::Status Lease();
@@ -111,8 +111,8 @@ class RankMemory {
 
 // --- workspaces of a GPU's libraries -----------------------------------------
 // Torch has a workspace for cuBLAS, and one for cuBLASLt, for each thread and
-// stream. The first product allocates it from the lease, and it stays. If that
-// product is in a segment, a calibration records memory that no later one asks.
+// stream. The first product allocates it from the lease, and it stays: in a
+// segment, a calibration would record memory that no later execution asks for.
 //
 // NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
 // lease: it then counts as held outside, and leases and plans leave room for
