@@ -51,8 +51,7 @@ class Machine {
   explicit Machine(runtime::RankMemory& memory)
       : memory_(memory), timer_(&memory.session().driver()) {}
 
-  // On a GPU, makes torch allocate from its memory, and uses its stream's
-  // clock.
+  // On a GPU, makes torch allocate from the memory, and its stream the clock.
   absl::Status Begin() {
     if (!real()) return absl::OkStatus();
     SLUICE_RETURN_IF_ERROR(memory_.Arm());
