@@ -51,7 +51,7 @@ static_assert(SLUICE_EVENT_SHUTTING_DOWN == int(Kind::kShuttingDown));
 static_assert(SLUICE_EVENT_DISCONNECTED == int(Kind::kDisconnected));
 static_assert(SLUICE_EVENT_PLAN_CHANGED == int(Kind::kPlanChanged));
 
-// Both ends and one value between them would show a shift.
+// A shifted enumeration would differ in its first, middle or last value.
 static_assert(SLUICE_CANCELLED == int(Code::kCancelled));
 static_assert(SLUICE_ALREADY_EXISTS == int(Code::kAlreadyExists));
 static_assert(SLUICE_UNAUTHENTICATED == int(Code::kUnauthenticated));
@@ -130,7 +130,7 @@ absl::Status CheckDirection(int direction) {
 // The labels of copies, by direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
-// For sluice_string_free.
+// Returns a copy that sluice_string_free frees.
 char* NewText(const std::string& text) {
   char* copy = new char[text.size() + 1];
   std::memcpy(copy, text.c_str(), text.size() + 1);

@@ -2,7 +2,7 @@
  * language that calls C. A session is a connection to the node's daemon.
  * Through it a rank leases GPU and pinned host memory, and copies between the
  * two as fast as the daemon's grants allow. When the process ends, in any way,
- * the daemon reclaims all.
+ * the daemon reclaims its leases.
  *
  * Units        sizes and offsets are bytes, times are seconds.
  * Ownership    the caller owns an object returned in `*out`: end it with the
@@ -231,7 +231,7 @@ typedef enum sluice_direction {
 } sluice_direction;
 
 /* A point on a stream of one engine. Ticket 0 counts as reached. Tickets need
- * not be freed; a reached ticket takes no memory. */
+ * not be freed: later copies and marks drop the reached ones. */
 typedef uint64_t sluice_ticket;
 
 /* Enqueues one copy. It runs after the earlier copies of its direction and
@@ -307,7 +307,7 @@ SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
 /* Pure functions: no session, no daemon, any thread. */
 
 typedef enum sluice_block_trait {
-  SLUICE_BLOCK_PART = 1, /* part of a block cut by documents: rarely repeats */
+  SLUICE_BLOCK_PART = 1,      /* cut by documents: its shape seldom repeats */
   SLUICE_BLOCK_WINDOW = 2,    /* each row sees a window of keys */
   SLUICE_BLOCK_INTERVALS = 4, /* each row sees a different interval of keys */
   SLUICE_BLOCK_SOFTCAP = 8    /* scores are capped */
@@ -344,9 +344,9 @@ typedef struct sluice_chunk_trial {
 
 /* Since 6. Sets `*next` to the chunk size to measure next (0: none); sizes
  * double from `least` to `most` rows. Sets `*rows` to the best of the `count`
- * trials (0 before the first): the smallest size in which the host takes at
- * most a third of the time and which is at most the fraction `tolerance` slower
- * than the fastest. `trials` are in the order in which `*next` named them. */
+ * `trials`, in the order in which `*next` named them (0: there are none). If
+ * the host takes at most a third of the time at some sizes, that is the
+ * smallest of these within `tolerance` of their best time, else the largest. */
 SLUICE_API int sluice_chunk_choice(uint64_t least, uint64_t most,
                                    double tolerance,
                                    const sluice_chunk_trial* trials,

@@ -185,7 +185,7 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Both, before either is joined: one may wait for a ticket of the other.
+  // Stops both before joining one, which may wait for a ticket of the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }

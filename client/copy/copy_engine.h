@@ -1,5 +1,6 @@
-// Copies between host and GPU memory. Each direction has its own stream. Grants
-// limit when copies start, and only tickets order them.
+// Copies between host and GPU memory. Each direction has its own stream, which
+// copies in order. Grants limit when copies start, and only tickets order the
+// two directions.
 //
 // To issue a request, the copy stream waits for the events of the `after`
 // tickets; a grant is taken; the copies are enqueued; the ticket's event is
@@ -8,9 +9,8 @@
 //
 // Not bare events: CUDA treats an event that was not yet recorded as complete,
 // so a wait enqueued too early would pass silently.
-//
 // Large pieces are cut into slices, each with its own grant, so that ranks on
-// one link take turns. Small pieces share a grant.
+// one link alternate. Small pieces share a grant.
 //
 // Errors: the first failure of a copy is kept. Every later wait returns it, and
 // later copies are not made.
@@ -53,7 +53,7 @@ struct CopyPiece {
 
 struct CopyRequest {
   device::CopyDirection direction = device::CopyDirection::kHostToDevice;
-  std::vector<CopyPiece> pieces;  // the memory must outlive the ticket
+  std::vector<CopyPiece> pieces;  // valid until the ticket is reached
   std::vector<Ticket> after;
   const char* label = "";  // name in the timeline; static storage
 };
@@ -67,8 +67,8 @@ struct CopyRecord {
   double issued_s, started_s, finished_s;
 };
 
-// How long after its earliest start, according to the plan, compute needs the
-// copies with this label, or the memory that they free.
+// Compute needs a copy with this label, or the memory that it frees, `slack`
+// after the copy could start, according to the plan.
 struct CopySlack {
   std::string label;
   absl::Duration slack;

@@ -12,10 +12,10 @@
 namespace sluice::client {
 namespace {
 
-// The default slack would add 50 us to naps of 5 us.
+// The kernel's default timer slack would add 50 us to naps of 5 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// How often the lane checks whether a copy can start that is not issued yet,
-// and one that owes its grant. The daemon refills grants every 2 ms.
+// How often the lane checks whether a copy that is not issued yet can start,
+// and whether one that owes its grant can. The daemon refills every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
@@ -79,8 +79,8 @@ std::optional<Bytes> CopyLane::GrantNow(const Item& item, Bytes size) {
       if (Owe(item.request, size)) return size;
       return std::nullopt;
     }
-    // A request larger than a slice goes through the queue, so that it takes
-    // turns with other ranks slice by slice.
+    // A request larger than a slice goes through the queue, so that it
+    // alternates with other ranks slice by slice.
     if (size > first || !ahead_.HasRoom()) return std::nullopt;
   }
   if (!options_.gate->TryAcquire(GrantDirection(), first)) return std::nullopt;
@@ -229,7 +229,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       granted -= size;
       left -= size;
       copied_ += size.count();
-      // The request's own ticket marks the end of its last slice.
+      // Marks the end of a slice; the request's ticket marks the last one's.
       if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
         SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
         SLUICE_RETURN_IF_ERROR(Record(*end));
@@ -240,8 +240,8 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
   return absl::OkStatus();
 }
 
-// Fills the targets with bytes that read as NaN, which a read that comes too
-// early finds instead of the buffer's previous contents.
+// Fills the targets with NaN, so that a read that comes too early does not find
+// the buffer's previous contents.
 absl::Status CopyLane::Poison(const CopyRequest& request) {
   for (const CopyPiece& piece : request.pieces) {
     if (piece.size <= Bytes(0)) continue;  // CopyAsync reports the error

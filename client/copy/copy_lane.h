@@ -2,8 +2,8 @@
 // issues queued requests. Internal to the copy engine.
 //
 // Push issues a request itself, because waking a thread costs more. A request
-// is queued only if it has to wait (for a ticket that is not recorded yet, for
-// a grant, or until it may ask for one) or behind other queued ones.
+// is queued only if others are, if it takes several grants, or if it has to
+// wait: for a ticket that is not recorded yet, or for a grant.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
 // one kernel. If all those copies took their grants at once, copies that cannot
@@ -169,13 +169,14 @@ class CopyLane {
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the request owes its grant (returns `size`) or can start (0).
+  // Waits until the request owes its grant (returns `size`), or else until it
+  // can start or need not wait any more (returns 0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item; its first `granted` bytes already have their grant.
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  // Ignores tickets of the lane's own stream, which is in order already.
+  // Returns whether all tickets of other streams are reached.
   bool AreReached(const std::vector<Ticket>& after) const;
   void TellDue(const Item& item, Bytes size);
   // `left`: the bytes of all pieces. `timed`: begins the timeline's span.
@@ -207,7 +208,7 @@ class CopyLane {
   CondVar changed_;
   // The front is the item that is currently issued.
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
-  // In the stream's order: see [Note: owed grants].
+  // An issued copy that owes its grant (see [Note: owed grants]).
   struct Owed {
     std::vector<Ticket> after;
     Bytes size;

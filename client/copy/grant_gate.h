@@ -23,9 +23,9 @@ class GrantGate {
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             const Clock* clock);
 
-  // Takes `size` bytes of direction kH2d or kD2h. Waits while the limit is too
-  // low and the daemon is alive, or until `*cancel`; then the bytes are taken
-  // nevertheless. Returns the time waited.
+  // Waits until the limit has room or `*cancel` is set, then takes `size` bytes
+  // of kH2d or kD2h. Returns the time waited. While the daemon is silent, the
+  // last granted rate paces copies, and after kGrantPacedFor nothing does.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());
@@ -89,7 +89,7 @@ class GrantGate {
     return limits_->slots[slot_].limit_bytes[direction].load(
         std::memory_order_relaxed);
   }
-  // Call it once the limit has reached the use.
+  // Call it when the limit has caught up with the use.
   void ForgetForgiven(int direction) {
     if (forgiven_[direction].load(std::memory_order_relaxed) != 0) {
       forgiven_[direction].store(0, std::memory_order_relaxed);

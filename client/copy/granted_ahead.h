@@ -1,6 +1,6 @@
-// Limits how many granted copies of a lane are in flight; copies that only the
-// link holds back count too. Internal to the copy engine, for lanes with a
-// limit (GrantGate::Limits).
+// Limits how many granted copies of a lane have not ended: the one that the
+// link carries and those that wait behind it. Internal to the copy engine, for
+// lanes with a limit (GrantGate::Limits).
 //
 // At least two: one copy runs and one follows it. Two are too few if both end
 // before the host looks again: on an H100 with slices of 83 us they reached

@@ -12,8 +12,8 @@
 
 namespace sluice::client {
 
-// A pool of events, each reused once its ticket is destroyed. Earlier waits may
-// still be queued then: a wait refers to the recording that preceded it.
+// A pool of events, each reused once its ticket is destroyed. Waits that are
+// still queued then are unaffected: a wait refers to the recording before it.
 // Thread safety: thread-safe.
 class EventPool {
  public:
@@ -34,7 +34,7 @@ class EventPool {
     const MutexLock lock(mutex_);
     if (!closed_) free_.push_back(event);
   }
-  // Whether the last recording of `event` is reached; true after Close.
+  // Returns whether the last recording of `event` is reached; true after Close.
   absl::StatusOr<bool> Reached(device::Event event) {
     const MutexLock lock(mutex_);
     if (closed_) return true;
@@ -44,7 +44,7 @@ class EventPool {
     const MutexLock lock(mutex_);
     return closed_;
   }
-  // Destroys all events, of which all recordings are reached.
+  // Destroys all events. REQUIRES: all their recordings are reached.
   void Close() {
     const MutexLock lock(mutex_);
     closed_ = true;
@@ -79,8 +79,8 @@ struct Ticket::State {
   bool issued() const {
     return phase.load(std::memory_order_acquire) != kPending;
   }
-  // Whether the point is reached or has failed. `if_unknown`: the result if the
-  // device's state is unknown.
+  // Returns whether the point is reached or has failed, and `if_unknown` if the
+  // device cannot tell.
   bool IsReached(bool if_unknown = false) const {
     const int now = phase.load(std::memory_order_acquire);
     return now == kFailed ||

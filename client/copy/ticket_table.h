@@ -8,9 +8,9 @@
 
 namespace sluice::client {
 
-// Numbers tickets from 1 upwards. Reached ones gather at the front, where they
-// are dropped, so the table holds about as many as are in flight. Thread
-// safety: one thread at a time.
+// Numbers tickets from 1 upwards. Tickets are reached in about this order, so
+// dropping reached ones at the front leaves about as many as are in flight.
+// Thread safety: one thread at a time.
 class TicketTable {
  public:
   // Drops at most two, which keeps pace with additions. Call it before a mark

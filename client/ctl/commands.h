@@ -43,14 +43,14 @@ struct Flags {
 // Fills in what other flags imply. Call it before a command.
 void FillDefaults(Flags& flags);
 
-// Return the text to print.
+// These return the text to print.
 using Command = absl::StatusOr<std::string>(const Flags& flags);
 Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;
 Command WriteBundle, Measure, Forget, ChangeBudget, ReserveMemory, EvictJob,
     DrainNode, UndrainNode;
-// Print by themselves, until Ctrl-C. State if a daemon has disappeared, and
-// return an error only if the first query failed. Handle SIGINT and SIGTERM:
-// call them before other threads start.
+// These print by themselves, until Ctrl-C, also that a daemon has disappeared;
+// they return an error only if the first query failed. They handle SIGINT and
+// SIGTERM: call them before other threads start.
 Command ShowTop, ShowEvents;
 // Prints, and returns 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);

@@ -38,7 +38,7 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // Other resources than memory ran out in the daemon's process.
+  // A resource other than memory ran out in the daemon's process.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -224,7 +224,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // Also set if the daemon that received the Hello died before it answered.
+  // The first packet says so if a daemon died before it answered the Hello.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();
@@ -252,7 +252,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
 }
 
 void Connection::Run() {
-  std::string stopped;  // why, if the daemon said so
+  std::string stopped;  // the daemon's reason, if it announced its end
   for (;;) {
     auto received = wire::Receive(socket_.get());
     if (!received.ok()) {

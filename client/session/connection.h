@@ -2,8 +2,8 @@
 //
 // A dedicated thread receives, and passes events to the handler. When the
 // daemon closes the socket, every waiting and later Call returns Unavailable.
-// If a daemon dies, the next one may take over its socket; its packets have
-// another generation, and it gets the pending calls again.
+// If the daemon dies, another one may take over the socket: packets then have
+// another generation, and the pending calls are sent again.
 // Thread safety: safe. The handlers run on the receiving thread and must not
 // call back.
 #pragma once
@@ -132,13 +132,13 @@ class Connection {
 
   static absl::StatusOr<std::unique_ptr<Connection>> Open(
       const std::string& socket, EventHandler on_event, GoneHandler on_gone);
-  // Connects, and sends the request that opens the session. If the daemon dies
-  // before it answers, asks the next daemon, for at most kGreeting. `fds` makes
-  // the descriptors of each try.
   struct Greeted {
     std::unique_ptr<Connection> connection;
     std::vector<wire::Message> answer;
   };
+  // Connects, and sends the request that opens the session. If the daemon dies
+  // before it answers, asks the next daemon, for at most kGreeting. `fds` makes
+  // the descriptors of each try.
   static absl::StatusOr<Greeted> Greet(
       const std::string& socket, const wire::Request& hello,
       const std::function<std::vector<UniqueFd>()>& fds, EventHandler on_event,
@@ -157,7 +157,7 @@ class Connection {
   // sent, because the daemon does not read or answer.
   absl::Status Post(const wire::Request& request);
 
-  // States that a service keeps the socket open over the daemon's death.
+  // Call it if systemd or a keeper holds the socket when the daemon dies.
   void SetKept() { kept_ = true; }
 
   // Returns whether a request of this kind has no answer yet.

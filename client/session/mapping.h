@@ -46,9 +46,9 @@ class Mapping {
     return mapping;
   }
   ~Mapping() {
-    // In one call: unmapping the extents one by one would pin the rest again
-    // each time. On a lost device the calls fail, and the memory is gone
-    // anyway.
+    // Unmaps in one call, because unmapping extents one by one would pin the
+    // rest again each time. On a lost device the calls fail, and the memory is
+    // gone anyway.
     if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
     driver_->FreeReservation(base_, size_).IgnoreError();
   }

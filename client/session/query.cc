@@ -12,7 +12,7 @@
 namespace sluice::client {
 namespace {
 
-// A person waits, and the daemon answers an observer within milliseconds.
+// Short, because the daemon answers an observer within milliseconds.
 constexpr absl::Duration kPatience = absl::Seconds(5);
 constexpr int kRepeats = 3;
 
@@ -20,7 +20,7 @@ std::string Resolved(const std::string& socket) {
   return socket.empty() ? DefaultSocket() : socket;
 }
 
-// Returns `reply`, and adds the socket's path to its error.
+// Returns `reply`, but states the socket's path if no reply came in time.
 template <typename Reply>
 Reply NameSocket(Reply reply, const std::string& socket) {
   if (!absl::IsDeadlineExceeded(reply.status())) return reply;
@@ -93,7 +93,7 @@ bool DaemonListens(const std::string& socket) {
   return wire::Connect(Resolved(socket)).ok();
 }
 
-// Asks again if a daemon dies, because it loses its observers.
+// Asks again if the daemon dies, because an observer's session ends with it.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
   for (int again = 0;; ++again) {

@@ -31,11 +31,11 @@ namespace {
 
 using Kind = SessionEvent::Kind;
 
-// How long Free's answer is awaited, so that the next lease finds the memory.
+// Free's answer is awaited so long, so that the next lease finds the memory.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
 // The wire's field has 32 bits of milliseconds.
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
-constexpr size_t kMaxNoteBytes = 512;  // PlanTaken's
+constexpr size_t kMaxNoteBytes = 512;  // limit of PlanTaken.note
 
 absl::Status WhyNoPlan(const wire::PlanFailed& failed) {
   absl::Status why = FromDaemon(absl::FailedPreconditionError(failed.reason()),
@@ -62,9 +62,9 @@ absl::StatusOr<std::shared_ptr<void>> MapPage(const UniqueFd& fd, size_t size,
   return std::shared_ptr<void>(page, [size](void* p) { munmap(p, size); });
 }
 
-// Delivers events to the session's handler, and keeps those that arrive before
-// there is one. The handler is called under the lock, so a call that replaces
-// it waits until it has returned. Thread safety: safe.
+// Delivers events to the session's handler, and keeps those that arrive while
+// there is none. The handler is called under the lock, so Set waits until a
+// running handler has returned. Thread safety: safe.
 class EventRelay {
  public:
   void Set(Session::EventHandler handler) {
@@ -130,7 +130,7 @@ class PlanInbox {
     const MutexLock lock(mutex_);
     return changed_plan_;
   }
-  // Forgets that plan, even if it arrives again, but not a newer one.
+  // Forgets `plan`, even if it arrives again, but no newer one.
   void DropChanged(PlanId plan) {
     const MutexLock lock(mutex_);
     dropped_ = plan;
@@ -453,7 +453,7 @@ absl::StatusOr<plan::NodePlan> SessionImpl::Plan(
 absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
     plan::RankProfile profile, absl::Duration timeout) {
   const absl::Time deadline = clock_.Now() + timeout;
-  // The daemon's index, which a caller that named a UUID does not know.
+  // Sets the daemon's index, which a caller that named a UUID does not know.
   profile.gpu = options_.gpu;
   wire::Request request;
   request.mutable_submit_profile();
@@ -461,7 +461,7 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
     std::vector<UniqueFd> fds(1);
     SLUICE_ASSIGN_OR_RETURN(
         fds[0], wire::ToMemfd("sluice-profile", plan::Encode(profile)));
-    // Just before the call: a takeover until then concerns an earlier profile.
+    // Cleared last, as a takeover until now concerns an earlier profile.
     inbox_.Clear();
     SLUICE_RETURN_IF_ERROR(connection_->Call(request, std::move(fds)).status());
     auto plan = inbox_.Await(deadline - clock_.Now());
@@ -472,12 +472,12 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // Checked before the sums, in which a bad figure would stay.
+  // A bad figure is refused here, because in the sums it would stay.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
   SLUICE_RETURN_IF_ERROR(wire::CheckFields(request));
-  // Held until the report is sent, so that reports are in the sums' order.
+  // Held until the report is sent, so that reports go out in the sums' order.
   const MutexLock lock(report_mutex_);
   numbered.totals = Plus(totals_, report);
   wire::ToWire(numbered, out);
@@ -528,7 +528,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
   }
 }
 
-// Offers the plan to the rank, or refuses it here: the daemon awaits an answer.
+// Offers the plan to the rank, or answers "not taken", as the daemon awaits it.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
@@ -582,13 +582,13 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Open(
   if (options.lease_wait < absl::ZeroDuration() ||
       options.lease_wait > kMostLeaseWait) {
     return absl::InvalidArgumentError(fmt::format(
-        "a session whose leases wait {}: 0 to {} may be asked for, and "
-        "longest_wait_s in [quota] be less",
+        "a session whose leases wait {}: ask for 0 to {}; longest_wait_s in "
+        "[quota] may allow less",
         FormatSpan(options.lease_wait), FormatSpan(kMostLeaseWait)));
   }
   SessionOptions chosen = options;
   if (chosen.socket.empty()) chosen.socket = DefaultSocket();
-  // The driver may show which device node belongs to which GPU.
+  // The driver's /proc maps the GPU's UUID to its device node (OpenGpuNodes).
   if (!options.gpu_uuid.empty() ||
       access("/proc/driver/nvidia/gpus", R_OK) == 0) {
     SLUICE_RETURN_IF_ERROR(FindGpu(chosen));

@@ -131,14 +131,12 @@ class Session {
   virtual absl::Status Report(const StepReport& report) = 0;
 
   // Sets the handler, which runs on the session's own thread and must not call
-  // back. First delivers the events that arrived before any handler was set.
+  // back. First delivers the events that arrived while no handler was set.
   // When OnEvent returns, the previous handler is no longer running.
   using EventHandler = std::function<void(const SessionEvent&)>;
   virtual void OnEvent(EventHandler handler) = 0;
 };
 
-// Returns the GPUs of the daemon's node, asked as an observer. Errors are those
-// of Session::Open.
 struct GpuState {
   DeviceIndex index;
   std::string uuid;
@@ -147,6 +145,8 @@ struct GpuState {
   // Includes what the process of a dead job still holds, which will be freed.
   Bytes available() const { return total - leased; }
 };
+// Asks the daemon as an observer for the GPUs of its node. Errors are those of
+// Session::Open.
 absl::StatusOr<std::vector<GpuState>> ListGpus(const std::string& socket);
 // Returns whether a daemon listens at the socket (empty: DefaultSocket()).
 bool DaemonListens(const std::string& socket);
@@ -155,10 +155,10 @@ struct NodeStatus {
   std::string json;                    // keys: daemon/README.md
   std::optional<plan::NodePlan> plan;  // set if a plan was asked for
 };
-// Asks the daemon (empty: DefaultSocket()) as an observer, for a plan unless
-// `plan_id` is empty. The daemon's own user sees everything, another user only
-// what belongs to it. Errors are those of Session::Open; NotFound also if the
-// plan does not exist or belongs to another user. Thread safety: safe.
+// Asks the daemon (empty: DefaultSocket()) as an observer, also for the plan
+// `plan_id` unless it is empty. The daemon's own user sees everything, another
+// user only what it owns. Errors are those of Session::Open; NotFound also if
+// the plan does not exist or belongs to another user. Thread safety: safe.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id = "");
 

@@ -31,7 +31,7 @@ void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
 absl::StatusOr<Welcome> ReadWelcome(const wire::Message& message,
                                     DeviceIndex gpu);
 
-// Opens the driver that the daemon uses. `message`: that of ReadWelcome.
+// Opens the driver that the daemon uses. `message` was ReadWelcome's argument.
 absl::StatusOr<std::unique_ptr<device::Driver>> OpenDriver(
     const Welcome& welcome, const wire::Message& message);
 

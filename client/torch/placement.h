@@ -44,7 +44,7 @@ void Poison(void* data, int64_t bytes, at::Device device);
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                      at::Device device);
 
-// `driver` is NodeLimits::driver. The device is the CPU if it is sim.
+// Returns the CPU if `driver` (NodeLimits::driver) is sim, else GPU `gpu`.
 at::Device DeviceOf(std::string_view driver, DeviceIndex gpu);
 
 }  // namespace sluice::runtime

@@ -33,16 +33,16 @@ namespace {
 // are slower on a GPU (planner/train/hardware.h).
 constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
-// A rank's figures by name, or averages over ranks. Kernels' are FLOPs per
-// second, of memory and links bytes per second.
+// A rank's figures by name, or averages over ranks: FLOPs per second of
+// kernels, bytes per second of memory and links.
 using Figures = std::map<std::string, double>;
 
 struct Run {
   double work = 0, seconds = 0;
   double rate() const { return work / seconds; }
 };
-// A shorter run is measured again with twice the work, if there is room,
-// because a GPU is faster than a CPU.
+// A shorter run is measured again at twice the size, if there is room, because
+// a GPU is faster than a CPU.
 constexpr double kEnough = 2e-3;  // seconds
 
 // The measured device: the CPU in fp32, or a GPU in bf16.
@@ -51,7 +51,7 @@ class Machine {
   explicit Machine(runtime::RankMemory& memory)
       : memory_(memory), timer_(&memory.session().driver()) {}
 
-  // Prepares a GPU: its memory becomes torch's, and its stream the clock.
+  // On a GPU, makes torch allocate from the memory, and its stream the clock.
   absl::Status Begin() {
     if (!real()) return absl::OkStatus();
     SLUICE_RETURN_IF_ERROR(memory_.Arm());

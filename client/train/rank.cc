@@ -114,7 +114,7 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
 
 // Collectives that tell the rank's watch when they begin and end, so that the
 // watchdog can distinguish a waiting rank from the rank that it waits for.
-// Those of tensors on other devices are watched by an object inside.
+// `real` passes tensors of other devices to a WatchedCollectives of their own.
 class WatchedCollectives final : public runtime::Collectives {
  public:
   // `watch` outlives this.
@@ -198,7 +198,7 @@ class RankRun {
       line_->Tell(fmt::format("rank {} ({})", environment_.rank,
                               std::string(status.message())));
     }
-    // A watch was faster: it writes the result and ends the process.
+    // If a watch was faster, it writes the result and ends the process.
     while (telling_.exchange(true)) pause();
     progress_.console().Close();
     const bool compared = !check_.worst_parameter.empty();  // true on rank 0
@@ -227,7 +227,7 @@ class RankRun {
   }
 
  private:
-  // Returns the HBM of weights, gradients and, if there, optimizer states.
+  // Returns the HBM of weights, gradients and the optimizer.
   Bytes StatesIn(stream::StatePlace place) const {
     return stream::CountStates(options_.model, options_.dtype,
                                environment_.world_size, environment_.rank,
@@ -315,7 +315,7 @@ class RankRun {
             ? MeasureMachine(options_, memory, collectives, &machine_)
             : WithModel(memory, collectives));
     if (collectives == nullptr) return absl::OkStatus();
-    // The last collectives of a GPU may only be issued by now.
+    // On a GPU the last collectives are issued by now, but may not have ended.
     runtime::AwaitStream(memory.device());
     SLUICE_RETURN_IF_ERROR(collectives->Check());
     // A rank that left before all are done would seem dead to the others.
@@ -325,7 +325,7 @@ class RankRun {
     return together;
   }
 
-  // `ranks` connected `host`, which is null for one rank.
+  // `ranks` has the options that connected `host`, which is null for one rank.
   //
   // A rank that waits in NCCL for a dead peer is woken only by an abort. After
   // this rank's own failure NCCL's shutdown would wait for the other ranks.
@@ -381,7 +381,7 @@ class RankRun {
         .world_size = environment_.world_size,
         .master_addr = environment_.master_addr,
         .master_port = environment_.master_port,
-        // For delays that the watchdog does not see.
+        // Ends only delays that the watchdog does not see.
         .timeout_s = CollectiveTimeout(options_.end_after),
         .master_listen_fd = environment_.master_listen_fd};
     if (environment_.world_size > 1) {
@@ -443,7 +443,7 @@ class RankRun {
     return o;
   }
 
-  // Prints if there is no launcher, or if the file cannot be written.
+  // Writes the result file, or prints if that fails or there is no launcher.
   void Tell(const absl::Status& status, const std::string& report,
             bool interrupted) {
     if (!environment_.result_file.empty() &&

@@ -207,7 +207,7 @@ std::string Advice(const NonFinite& what, const RunOptions& o) {
               : ")";
   if (what.step <= 20) text += " or raise --warmup";
   if (o.clip == 0) text += ", and clip the gradient (--clip 1; it is off)";
-  if (o.dtype == Dtype::kBf16) text += "; --dtype fp32 tells overflow of bf16";
+  if (o.dtype == Dtype::kBf16) text += "; --dtype fp32 would rule out overflow";
   if (!o.save.empty()) {
     text +=
         fmt::format("; --resume {} goes on from the last checkpoint", o.save);

@@ -142,8 +142,7 @@ class StepLog {
 };
 
 // Ends the timeline that RecordTimeline of the memory's allocator began, and
-// returns it as JSON, with times in seconds of the
-// monotonic clock.
+// returns it as JSON, with times in seconds of the monotonic clock.
 std::string EndTrace(runtime::RankMemory& memory,
                      const std::vector<client::CopyRecord>& copies);
 absl::Status WriteTrace(const std::string& path, const std::string& text);

@@ -71,7 +71,7 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(
         corpus_,
         Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
-    // Before anything is measured or planned for an impossible length.
+    // Checked before anything is measured or planned for the length.
     SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
     state_.identity.data_tokens = corpus_->tokens();
     SLUICE_ASSIGN_OR_RETURN(state_.identity.data, corpus_->Fingerprint());
@@ -277,8 +277,8 @@ class Trainer {
     SLUICE_RETURN_IF_ERROR(runtime::Agree(context_.collectives, status));
     SLUICE_RETURN_IF_ERROR(PrepareSaver());
     SLUICE_RETURN_IF_ERROR(Choose());
-    // Allocated before the plan, so that the room for transient buffers is
-    // right.
+    // Ids and labels are allocated before the plan, which then knows the room
+    // that they leave for transient buffers.
     const int rank = context_.environment->rank;
     const stream::ChunkLayout layout(
         o.seq_len,

@@ -23,7 +23,7 @@ using admin::Admin;
 constexpr std::chrono::seconds kDeadline{5};
 constexpr std::chrono::milliseconds kPause{20};
 
-// gRPC would report "failed to connect to all addresses".
+// Explains what gRPC would report as "failed to connect to all addresses".
 absl::Status CheckSocket(const std::string& path) {
   if (access(path.c_str(), R_OK | W_OK) == 0) return absl::OkStatus();
   if (errno == EACCES) {
@@ -65,7 +65,7 @@ absl::StatusOr<Reply> Call(const std::string& path,
     grpc::ClientContext context;
     Reply reply;
     context.set_deadline(deadline);
-    // So Unavailable means that the call was sent.
+    // Waits for a connection, so Unavailable means that the call was sent.
     context.set_wait_for_ready(true);
     const grpc::Status status = (stub.*method)(&context, request, &reply);
     const grpc::StatusCode code = status.error_code();

@@ -80,7 +80,7 @@ class CopyFlow {
   double rate() const { return rate_; }
 
  private:
-  // Even a fast link takes longer for them than the meter between two Go.
+  // Copies in flight: even a fast link does not end all between two Go calls.
   static constexpr size_t kAhead = 6;
   static constexpr int kLeastCopies = 8;  // copies per measured number
 
@@ -122,8 +122,8 @@ class CopyFlow {
   double rate_ = 0;
 };
 
-// Returns when all are measured. None stops earlier: the others would become
-// faster.
+// Runs all flows until each is measured. None stops earlier, because the others
+// would become faster.
 inline absl::Status MeasureAtOnce(
     const std::vector<std::unique_ptr<CopyFlow>>& flows,
     const CopyFlow::Window& window) {

@@ -83,7 +83,7 @@ class LimitFinder {
 
 std::string Quoted(const std::string& name) { return json(name).dump(); }
 
-// What each limit of a link is called.
+// The names of one of a link's limits.
 struct LimitNames {
   double LinkLimits::*speed;
   const char *json, *toml, *words;

@@ -26,7 +26,7 @@ namespace {
 
 using device::CopyDirection;
 
-// Hides a copy's fixed cost, and slow links still complete several.
+// Hides a copy's fixed cost, yet lets slow links complete several copies.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
 // A rank on one GPU, with a little memory of the GPU and of the host near it.
@@ -95,7 +95,7 @@ absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
   return rates;
 }
 
-// On a terminal one line that is overwritten; elsewhere a line per link.
+// Prints one line that is overwritten on a terminal, elsewhere a line per link.
 class Progress {
  public:
   ~Progress() {

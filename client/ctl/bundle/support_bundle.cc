@@ -173,7 +173,7 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// By the daemon's command line, which every user may see.
+// Reads the file that the daemon's command line names, or else the unit's.
 TextOr Config(const Facts& facts) {
   if (facts.process.pid) {
     const auto config = ReadStartedWith(facts.process.command).config;

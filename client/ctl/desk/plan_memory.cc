@@ -285,7 +285,7 @@ std::string Proof(const MemoryPlan& plan) {
 
 std::string MemoryText(const MemoryPlan& plan, const NamedTrace& named,
                        const MemoryFlags& flags) {
-  // The last buffer's padding may lie beyond the end of a region.
+  // The bound counts padding, which a region may lack at its end.
   const int64_t align = named.trace.alignment.count();
   const std::string rounded =
       align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";

@@ -28,7 +28,7 @@ constexpr int kLiveTop = 84, kLiveBottom = 128;
 // Room above the peak for its label.
 constexpr double kHeadroom = 1.045;
 
-// By lifetime, short to long.
+// Colours show the lifetime, short to long.
 constexpr int kColours = 6;
 
 // Smaller buffers are merged into pixels, without titles, so that a browser can
@@ -148,7 +148,7 @@ class Picture {
   }
 
   double Duration() const { return std::max<int64_t>(last_ - first_, 1); }
-  // The peak, for divisions.
+  // Returns the peak, but at least 1, because divisions use it.
   double Top() const { return std::max<int64_t>(plan_.peak.count(), 1); }
   double X(int64_t time) const {
     return kLeft + kPlotWidth * double(time - first_) / Duration();
@@ -184,7 +184,7 @@ class Picture {
   }
 
   void Buffers() {
-    // The colour of small buffers, or -1.
+    // The colour of the small buffer that covers each pixel, or -1.
     std::vector<int8_t> pixels(kPlotWidth * kPlotHeight, -1);
     for (size_t k = 0; k < plan_.offsets.size(); ++k) {
       const plan::Buffer& b = named_.trace.buffers[k];
@@ -239,7 +239,7 @@ class Picture {
     }
   }
 
-  // Each pixel shows the maximum of the live bytes.
+  // Draws the live bytes; each pixel shows their maximum.
   void Live() {
     std::map<int64_t, int64_t> change;
     const Bytes unit = named_.trace.alignment;

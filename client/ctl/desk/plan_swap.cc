@@ -152,7 +152,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
 
 // ---- The answer, in words and as JSON ----
 
-// Other rows are memory or limits.
+// Returns whether the row is a link's; others are memory or limits.
 bool IsLink(const CapacityRow& row) {
   return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
          row.kind != RowKind::kGpu;
@@ -189,7 +189,7 @@ std::string FractionBar(const TokenFractions& f) {
          std::string(width[2], 'r');
 }
 
-// A decrease within the LP's rounding error counts as none.
+// Formats a decrease; one within the LP's rounding error counts as none.
 std::string Less(double fall, double of, std::string (*text)(double)) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + text(std::fabs(fall));
@@ -300,7 +300,7 @@ class SwapAnswer {
     return true;
   }
 
-  // One table for all ranks with equal fractions.
+  // Formats one table for all ranks with equal fractions.
   std::string Fractions() const {
     std::string text;
     std::vector<bool> shown(result_.ranks.size(), false);
@@ -391,7 +391,7 @@ class SwapAnswer {
         sum, ExcessText());
   }
 
-  // Empty if all copies hide. An overloaded link does not make the plan
+  // Returns "" if all copies hide. An overloaded link does not make the plan
   // infeasible.
   std::string Overload() const {
     if (result_.in_time) return "";

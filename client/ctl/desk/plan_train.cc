@@ -34,7 +34,7 @@ namespace sluice::ctl {
 namespace {
 
 using Json =
-    nlohmann::ordered_json;  // keeps the order, in which the page draws
+    nlohmann::ordered_json;  // keeps the order of keys, as the page needs
 using planner::train::BestEstimate;
 using planner::train::Engine;
 using planner::train::Estimate;
@@ -89,7 +89,7 @@ struct TrainFlags {
   std::string html;
 };
 
-// Any other word is the name of a preset.
+// Returns whether `name` is a file's; any other is a preset's.
 bool IsFile(const std::string& name, const char* ending) {
   std::error_code error;
   return name.find('/') != std::string::npos ||
@@ -330,7 +330,7 @@ struct TrainAnswer {
   std::vector<TrainAnswer> methods, curves;
 };
 
-// Lengths up to the longest sequence; no points if none fits.
+// Estimates MFU at lengths up to the longest; no points if no length fits.
 absl::StatusOr<TrainAnswer> CurveOf(Request request,
                                     const GivenSettings& given) {
   TrainAnswer answer = {.request = request};
@@ -396,7 +396,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
-  // --batch or --accumulate would contradict another --global-batch.
+  // Another --global-batch must come without --batch and --accumulate.
   std::vector<std::string> batch;
   if (flags.batch) batch.emplace_back("--batch");
   if (flags.accumulate) batch.emplace_back("--accumulate");
@@ -422,7 +422,7 @@ Json OrNull(bool there, const auto& value) {
 
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-// Whether alpha applies; sluice has one only with the trainer's engine.
+// Returns whether alpha applies; sluice has one only with the trainer's engine.
 bool Swapped(Method method, const Settings& settings) {
   return TraitsOf(method).alpha && settings.engine == Engine::kTrainer;
 }
@@ -451,7 +451,7 @@ NamedParts MemoryParts(const planner::train::GpuMemory& m) {
           {"buffers", m.buffers}};
 }
 
-// False if the GPUs cannot be divided as requested.
+// Returns false if the GPUs cannot be divided as requested.
 bool HasMemory(const Estimate& estimate) {
   return estimate.reason != Reason::kHeads;
 }

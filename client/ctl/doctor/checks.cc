@@ -25,7 +25,7 @@ namespace {
 using nlohmann::json;
 using Seen = FileFacts::Seen;
 
-// By Health.
+// Indexed by Health.
 constexpr const char* kHealthNames[] = {"ok", "warning", "problem"};
 
 // Removes all changes to the unit in /etc, and restarts it.
@@ -121,7 +121,7 @@ std::string AsAdministrator(const Facts& facts, const std::string& command) {
   return words + " " + command;
 }
 
-// FileDescriptorStoreMax= cannot be set while the unit runs.
+// Restarts the unit, because FileDescriptorStoreMax= is read at its start.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
@@ -132,7 +132,7 @@ std::string LargerStore(int64_t most) {
       most, std::max<int64_t>(65536, 4 * most));
 }
 
-// "" if this user already may connect to the session socket.
+// Returns "" if this user already may connect to the session socket.
 std::string PathRemedy(const Facts& facts) {
   if (facts.session.seen == Seen::kHidden) {
     return "sudo chmod a+x " + ShellWord(facts.folder.path);
@@ -149,7 +149,7 @@ Finding CheckDaemon(const Facts& facts) {
   const std::string why(reached.message());
   switch (reached.code()) {
     case absl::StatusCode::kFailedPrecondition:
-      // Frozen, or no protocol version in common.
+      // The daemon is frozen, or it and sluicectl share no protocol version.
       if (!why.starts_with(wire::kFrozen)) return Problem(why, Upgrade(facts));
       return Problem(why, facts.unit ? Start(facts) : Reload(facts));
     case absl::StatusCode::kPermissionDenied:
@@ -162,7 +162,7 @@ Finding CheckDaemon(const Facts& facts) {
       [[fallthrough]];
     default:
       if (facts.unit || !facts.keeper) return Problem(why, EndAndStart(facts));
-      // The keeper then starts another one.
+      // When the daemon is killed, the keeper starts another one.
       return Problem(
           why, facts.process.pid
                    ? fmt::format("{}kill {}", Sudo(facts), *facts.process.pid)
@@ -224,8 +224,8 @@ Finding CheckStore(const Facts& facts) {
   }
   if (!Reached(facts)) return Ok("no daemon answers: there is nothing to keep");
   return Warning(
-      "nobody keeps what sluiced has: sessions end when it does, also now by "
-      "this",
+      "nothing keeps what sluiced has: sessions end when it does, also by the "
+      "command below",
       EndAndStart(facts));
 }
 
@@ -373,8 +373,8 @@ Finding CheckHolders(const Facts& facts) {
 
 // ---- The machine -----------------------------------------------------------
 
-// With fewer a node of eight GPUs has too few extents, each with a descriptor
-// and a second one that is kept for the next daemon (daemon/quota).
+// With fewer files a node of eight GPUs has too few extents: each takes a
+// descriptor, and a second one that is kept for the next daemon (daemon/quota).
 constexpr int64_t kEnoughFiles = 8192;
 
 Finding CheckDriver(const Facts& facts) {
@@ -426,13 +426,13 @@ Finding CheckPersistence(const Facts& facts) {
   }
   if (off.empty()) return Ok("on");
   return Warning(
-      fmt::format("off on GPU {}: the driver leaves a GPU that nobody uses, "
-                  "and whoever is next waits seconds for it",
+      fmt::format("off on GPU {}: the driver unloads from a GPU without users, "
+                  "and the next process waits seconds for it",
                   absl::StrJoin(off, ", ")),
       "sudo nvidia-smi -pm 1");
 }
 
-// A remark if the limits are not those of the daemon's process.
+// Returns a remark if the limits are not those of the daemon's process.
 std::string CgroupOwner(const Facts& facts) {
   if (facts.process.hidden) return "here, as hidepid hides sluiced in /proc: ";
   return facts.process.pid ? "" : "here, where no sluiced is seen: ";

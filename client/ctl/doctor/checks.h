@@ -20,7 +20,7 @@ struct Finding {
 
 // Returns one finding per check, always in the same order.
 std::vector<Finding> Examine(const Facts& facts);
-// Only the machine's checks, which need no daemon.
+// Returns the findings about the machine only, which need no daemon.
 std::vector<Finding> ExamineMachine(const Facts& facts);
 
 // Parses "0-2,5" to {0, 1, 2, 5}; returns an empty list for any other text.

@@ -23,7 +23,7 @@ inline constexpr char kUnitsFolder[] = "/run/sluice";
 struct DaemonFacts {
   absl::Status reached;       // if not OK, no other field is set
   std::string snapshot;       // of all users if this one is an administrator
-  bool of_all_users = false;  // so is `snapshot`
+  bool of_all_users = false;  // if `snapshot` has all users
   std::string version, driver;
   uint64_t generation = 0;
   int64_t sessions = 0;
@@ -54,8 +54,8 @@ struct DaemonFacts {
   std::string http, http_fault;
 };
 
-// The daemon's process. If none runs, this process, of which a daemon started
-// by hand would get the limits.
+// The daemon's process. If none runs, this process: a daemon started by hand
+// would get its limits.
 struct ProcessFacts {
   std::optional<int> pid;  // unset: this process
   // /proc does not show `pid` (hidepid); the limits are then this process's.
@@ -71,11 +71,11 @@ struct ProcessFacts {
   std::optional<uid_t> user;
 };
 
-// sluiced.service. Set if systemd has it and the socket is in its folder.
+// The unit sluiced.service, which keeps descriptors for the next daemon.
 struct UnitFacts {
   bool active = false;
-  std::string status;  // "serving"
-  int64_t store_most = 0, stored = 0;
+  std::string status;                  // "serving"
+  int64_t store_most = 0, stored = 0;  // numbers of kept descriptors
 };
 
 struct DriverFacts {
@@ -112,7 +112,7 @@ struct Facts {
   bool joins_admin_group = false;
   DaemonFacts daemon;
   ProcessFacts process;
-  std::optional<UnitFacts> unit;
+  std::optional<UnitFacts> unit;  // set if systemd has it for this folder
   bool keeper = false;  // a sluiced-keeper runs for the runtime folder
   DriverFacts driver;
   MachineFacts machine;
@@ -135,13 +135,13 @@ int FindHolder(const std::string& lock);
 
 // ---- What the kernel, systemd, nvidia-smi and sluiced print ----
 
-// From /proc/PID/limits, in the units used there; unset: unlimited or missing.
+// Returns a limit of /proc/PID/limits, in its units; unset: none, or missing.
 enum class LimitKind { kSoft, kHard };
 std::optional<int64_t> ToldLimit(const std::string& limits,
                                  const std::string& name, LimitKind kind);
 
-// From lines of "key: value" (/proc) or "key=value" (systemctl show); empty if
-// there is no such line.
+// Returns the value from lines of "key: value" (/proc) or "key=value"
+// (systemctl show); empty if there is no such line.
 std::string ToldValue(const std::string& text, const std::string& key,
                       char separator = ':');
 
@@ -153,13 +153,13 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 std::optional<uid_t> ToldListener(const std::string& sockets,
                                   const std::string& address);
 
-// From `systemctl show`; unset if there is no such unit.
+// Parses the output of `systemctl show`; unset if there is no such unit.
 std::optional<UnitFacts> ToldUnit(const std::string& shown);
 
-// From `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
+// Parses `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
 std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 
-// Internal: the text is no snapshot (daemon/README.md).
+// Parses a snapshot (daemon/README.md). Internal: the text is none.
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 struct StartedWith {
@@ -167,7 +167,7 @@ struct StartedWith {
   // All words except the program, the configuration and the folder.
   std::vector<std::string> others;
 };
-// `words`: the daemon's command line, or empty if it is unknown.
+// Parses the daemon's command line; `words` is empty if it is unknown.
 StartedWith ReadStartedWith(const std::vector<std::string>& words);
 
 }  // namespace sluice::ctl

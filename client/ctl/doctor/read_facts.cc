@@ -63,7 +63,7 @@ std::string ProgramsFolder() {
   return folder == "/usr/bin/" || folder == "/usr/local/bin/" ? "" : folder;
 }
 
-// By the group database; this process may not have that group yet.
+// Asks the group database, because this process may not have the group yet.
 bool Joins(const std::string& user, const std::string& group) {
   const ::group* const entry = getgrnam(group.c_str());
   if (entry == nullptr) return false;
@@ -185,7 +185,7 @@ int FindHolder(const std::string& lock) {
 
 Facts ReadFacts(const SocketPaths& sockets) {
   Facts facts;
-  // session.sock may be elsewhere (--session-dir).
+  // Not session.sock's folder, which may be another (--session-dir).
   const std::string folder =
       std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();
@@ -200,7 +200,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.http_listener = ToldListener(TextOf(net + "tcp") + TextOf(net + "tcp6"),
                                      facts.daemon.http);
   facts.unit = ReadUnit(folder);
-  // The keeper may be in another pid namespace.
+  // A keeper in another pid namespace shows no lock's holder, but its socket.
   facts.keeper = FindHolder(folder + "/keeper.lock") > 0 ||
                  (!facts.process.pid &&
                   access((folder + "/keeper.sock").c_str(), F_OK) == 0);

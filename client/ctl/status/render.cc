@@ -112,7 +112,7 @@ std::string UserText(const json& user) {
          (cgroup.empty() ? "" : " in " + cgroup);
 }
 
-// Empty if there are none, or the daemon does not report them.
+// Returns "" if there are none, or the daemon does not report them.
 std::string ReservationLines(const json& node) {
   Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
   if (!node.contains("reservations")) return "";
@@ -125,7 +125,7 @@ std::string ReservationLines(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// A line for all users together, then one for each user with a quota in use.
+// Formats a line for all users together, then one per user with a quota in use.
 std::string QuotaLines(const json& node) {
   Table table({"QUOTA", "USER", ">USED", ">LIMIT", ">REFUSED"});
   const auto text = [](const json& from, const char* key) {
@@ -170,7 +170,7 @@ std::string RenderHeader(const json& node) {
       Number(node, "sessions"), Number(node, "sessions") == 1 ? "" : "s");
 }
 
-// Empty if the node is not drained, or its daemon does not report it.
+// Returns "" if the node is not drained, or its daemon does not report it.
 std::string RenderDrain(const json& node) {
   const json drained = node.value("drained", json());
   if (drained.is_null()) return "";
@@ -182,7 +182,7 @@ std::string RenderDrain(const json& node) {
       reason.empty() ? "" : " (" + Printable(reason) + ")");
 }
 
-// Empty if metrics are served over TCP or switched off.
+// Returns "" if metrics are served over TCP or switched off.
 std::string RenderHttp(const json& node) {
   const json http = node.value("http", json());
   if (http.is_null() || http.at("fault").is_null()) return "";
@@ -190,7 +190,7 @@ std::string RenderHttp(const json& node) {
                      Printable(Text(http, "fault")));
 }
 
-// Memory that is free once the processes that may still map it have ended.
+// Returns the memory that is free once processes that may map it have ended.
 int64_t Returning(const json& pool) {
   return Number(pool, "quarantined_bytes") +
          pool.value("lingering_bytes", int64_t{0});
@@ -557,7 +557,7 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
   const auto render = [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
-    // No event is dropped from here on: missing numbers are other users'.
+    // No event from this one on is dropped: missing numbers are other users'.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;

@@ -19,9 +19,9 @@ absl::StatusOr<std::string> RenderJobs(const std::string& json);
 absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
-// Format the links of the snapshot `node` (daemon/README.md), one per line:
-// all, or none if no measurement is stored. Throw nlohmann::json::exception if
-// `node` has another form.
+// These format the links of the snapshot `node` (daemon/README.md), one per
+// line; the second none if no measurement is stored. They throw
+// nlohmann::json::exception if `node` has another form.
 std::string RenderLinks(const nlohmann::json& node);
 std::string RenderMeasuredLinks(const nlohmann::json& node);
 

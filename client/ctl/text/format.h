@@ -1,6 +1,6 @@
-// Formats amounts, tables and fields of the daemon's snapshot for people. What
-// reads a field throws nlohmann::json::exception if the snapshot has another
-// form. Thread safety: pure functions.
+// Formats amounts, tables and fields of the daemon's snapshot for people.
+// Functions that read a field throw nlohmann::json::exception if it is missing
+// or of another type. Thread safety: pure functions.
 #pragma once
 
 #include <cstdint>

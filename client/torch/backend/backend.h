@@ -5,8 +5,8 @@
 // Tensors are in head layout (attention_blocks.h), all on the backend's device.
 // The CPU's backend always exists, a GPU's while a CudaBackend of it lives.
 //
-// Throws what ATen throws. Thread safety: pure functions; InstallBackend while
-// no thread computes on that GPU.
+// Throws what ATen throws. Thread safety: pure functions; call InstallBackend
+// while no thread computes on that GPU.
 #pragma once
 
 #include <ATen/core/Tensor.h>

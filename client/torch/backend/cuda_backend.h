@@ -22,7 +22,7 @@ namespace sluice::runtime {
 // GPU's backend until the result is destroyed. CUDA's default stream waits for
 // all others. So if it is torch's current stream of the calling thread, the
 // driver's compute stream replaces it while the result lives. The GPU becomes
-// the calling thread's current one and stays it. `driver` outlives the result.
+// the calling thread's current one for good. `driver` outlives the result.
 // Backend::Check refuses what kernel `asked` cannot compute. Unavailable: as
 // LoadTorchCuda. Unimplemented: a build without CUDA.
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(

@@ -51,8 +51,8 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 // --- autograd functions ------------------------------------------------------
-// Where ATen's graph would be needlessly large (RMSNorm, RoPE) or has no
-// operator (head exchange).
+// They replace ATen's graph where it would be needlessly large (RMSNorm, RoPE)
+// or has no operator (head exchange).
 
 // Computes x / rms(x) * weight over the last dimension, in fp32.
 struct RmsNormFunction : Function<RmsNormFunction> {
@@ -571,8 +571,8 @@ class AlstRun : private Run {
   AlstRun(const BaselineOptions& options, const ModelTensors& weights,
           ModelTensors& gradients)
       : Run(options, weights, gradients), inputs_(*options.inputs) {
-    // As in the original, which cuts a sequence into ceil(rows / hidden)
-    // shards.
+    // Tiles have `hidden` rows by default, as in the original, which cuts a
+    // sequence into ceil(rows / hidden) shards.
     const int64_t step =
         options.tile_rows > 0 ? options.tile_rows : model_.hidden;
     for (int64_t begin = 0; begin < rows_; begin += step) {
@@ -743,7 +743,7 @@ class AlstRun : private Run {
     }
   }
 
-  // x becomes its gradient.
+  // Overwrites x with its gradient.
   void HeadOfTiles(at::Tensor& x, const at::Tensor& labels,
                    int64_t global_count) {
     Section norm;

@@ -249,7 +249,7 @@ class Module final : public TorchCuda {
   }
 
   std::unique_ptr<RegionFront> front_;
-  // Blocks may be freed after Remove, in the order of its stream.
+  // Fill needs its stream for blocks that are freed after Remove.
   std::unique_ptr<RegionFront> retired_;
   CUDAAllocator* former_ = nullptr;
 };

@@ -5,9 +5,9 @@
 // Where a device's causal blocks must be small (Backend::Traits::causal_rows),
 // a block is cut in halves, and the part above its diagonal is not computed.
 //
-// In bf16 the CPU's blocks are computed in fp32, because they would be rounded
-// before they are merged, the known error of chunked attention (seen in the
-// gradient of GPT's k bias, a sum that cancels).
+// In bf16 the CPU's blocks are computed in fp32. Else they would be rounded
+// before they are merged, the known error of chunked attention: it shows in the
+// gradient of GPT's k bias, a sum of terms that cancel.
 //
 // Tensors are in head layout: q, o, dO [q rows, q heads, dim], k, v [k rows, kv
 // heads, dim] (q heads a multiple of kv heads), lse [q heads, q rows] fp32.
@@ -30,8 +30,8 @@ enum class Sum { kBegin, kAdd };
 
 // The attention of some queries over the keys so far, output and lse in fp32.
 using RunningAttention = AttentionResult;
-// Sets `running` (kBegin), or merges this block into it (kAdd). Max-stabilised:
-// a log-sum-exp of -inf (no key yet) or a difference of any size is fine.
+// Sets `running` (kBegin), or merges this block into it (kAdd). The merge
+// subtracts the maximum, so log-sum-exps may be -inf (no key yet) or far apart.
 void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running);
 

@@ -57,7 +57,7 @@ struct StepResult {
 struct NamedTensor {
   std::string name;
   at::Tensor* tensor;
-  std::vector<int64_t> shape;  // that it must have
+  std::vector<int64_t> shape;  // required
 };
 
 // Returns every tensor that `config` has, in the fixed order in which

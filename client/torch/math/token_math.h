@@ -64,7 +64,7 @@ ActivationGradients ActivationBackward(const at::Tensor& gradient,
                                        const at::Tensor& up);
 
 // --- RoPE -------------------------------------------------------------------
-// Rotate-half as in Llama: pairs (i, i + dim/2) of a head turn by position *
+// Rotate-half as in Llama: pairs (i, i + dim/2) of a head rotate by position *
 // theta^(-2i/dim). Angles are computed in fp64: an fp32 angle of a position in
 // the millions is wrong in its second decimal.
 struct RopeTables {

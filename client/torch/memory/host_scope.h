@@ -12,7 +12,7 @@
 namespace sluice::runtime {
 
 // RAII, thread-local, nests. Allocations of this thread come from ordinary host
-// memory. Beyond the cap in total, host_memory::OverCap names the scope.
+// memory. They throw host_memory::OverCap if their total would exceed the cap.
 class HostScope {
  public:
   explicit HostScope(const char* what);

@@ -60,7 +60,7 @@ struct RegionAllocator::Impl {
   std::byte* const base;
   const Bytes size;
   RegionPool pool ABSL_GUARDED_BY(region_mutex);
-  // By offset.
+  // Keys are offsets.
   std::unordered_map<int64_t, Block> blocks ABSL_GUARDED_BY(region_mutex);
   Bytes used ABSL_GUARDED_BY(region_mutex);
   Bytes peak ABSL_GUARDED_BY(region_mutex);
@@ -261,7 +261,7 @@ absl::Status RegionAllocator::SetPlan(
       peak > Bytes(0) ? impl.pool.AllocateLow(peak) : Bytes(0);
   if (!place.has_value()) {
     const Bytes largest = impl.pool.largest_free();
-    // The former area was just freed, so its old place is still free.
+    // The former area was just freed, so there is a place of its size.
     if (impl.plan_size > Bytes(0)) {
       impl.plan_base = *impl.pool.AllocateLow(impl.plan_size);
     }

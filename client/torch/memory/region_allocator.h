@@ -2,9 +2,9 @@
 // the device (on sim the CPU), on any thread, from a leased region. When memory
 // runs out, it throws c10::OutOfMemoryError with the bytes asked, used and
 // planned. Each block knows its allocator and place, so late frees and frees
-// from other threads are right. Exempt are leased host regions (at::from_blob)
-// and, on sim, a HostScope. oneDNN, MKL and Gloo call malloc by themselves and
-// are not counted.
+// from other threads are right. Leased host regions (ViewOf) and, on sim, a
+// HostScope's memory are not part of it. oneDNN, MKL and Gloo call malloc by
+// themselves and are not counted.
 //
 // On a GPU it is torch's CUDA allocator (torch_cuda.h). A freed block is reused
 // at once, which is right in the order of one stream: the current one when Arm
@@ -14,7 +14,7 @@
 // the k-th allocation of that thread goes to the plan's k-th offset. One that
 // does not match the plan (another size, too many, or a living block still
 // holds its place) falls back to the pool: counted, logged once, never a
-// corruption. Unplanned segments are recorded.
+// corruption. RecordSegments records segments without a plan.
 //
 // Layout of the region: [planned transient area | pool]. The pool fills from
 // the top, so the bottom stays free for the planned area. With SLUICE_POISON=1
@@ -43,10 +43,10 @@
 
 namespace sluice::runtime {
 
-// Blocks start at multiples of it, and sizes are rounded up to it. c10's 64 on
-// the CPU, cudaMalloc's 256 on a GPU: cuBLAS requires it of its workspace
-// (cublasSetWorkspace), and an H100's refused products with a bias at multiples
-// of 64.
+// Returns the unit of blocks' addresses and sizes: 64 bytes on the CPU, as in
+// c10, and 256 on a GPU, as in cudaMalloc. cuBLAS requires 256 of its workspace
+// (cublasSetWorkspace): with one at a multiple of 64 only, an H100 refused
+// products with a bias.
 Bytes RegionAlignment(c10::Device device);
 
 struct AllocatorStats {
@@ -85,7 +85,7 @@ class RegionAllocator final : public c10::Allocator {
   void Disarm();
 
   // Reserves the planned area (the lowest free place for `peak` bytes) and
-  // adopts the segments; without both, all becomes pool again. On an error the
+  // adopts the segments; none, and a peak of 0, unset the plan. On an error the
   // former plan stays. ResourceExhausted: no such place; FailedPrecondition:
   // blocks of the former plan are alive; InvalidArgument: the plan does not
   // answer these kinds.
@@ -109,9 +109,9 @@ class RegionAllocator final : public c10::Allocator {
   // From now on, calls the observer for every outermost segment; null removes
   // it. The observer outlives the allocator or is removed before its end.
   void Observe(SegmentObserver* observer);
-  // For the report: when segments ran, and the lives of blocks by the host's
-  // clock, also of those alive at the start. Views are valid as long as the
-  // allocator. Starting and TakeRuns wait for the stream that times segments.
+  // Records for the report when segments run, and by the host's clock when
+  // blocks live, also those alive at the start. Views are valid as long as the
+  // allocator. The start and TakeRuns wait for the stream that times segments.
   void RecordTimeline(bool on);
   std::vector<SegmentRun> TakeRuns();
   std::vector<BlockRecord> TakeBlocks();

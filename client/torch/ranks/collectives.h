@@ -111,10 +111,9 @@ void DisableNcclWatchdog();
 
 // Connects the ranks of `host` (from Collectives::Connect with the same
 // options, or a wrapper of it), which outlives the result and carries host
-// tensors. Null if `options.device`, this rank's, is the CPU: `host` serves its
-// tensors. Unavailable: no module, or NCCL did not start; with the reason. The
-// ranks must agree on the result, because a rank that connected alone would
-// wait.
+// tensors. Returns null if `options.device` is the CPU: `host` suffices then.
+// Unavailable: no module, or NCCL did not start; with the reason. The ranks
+// must agree on the result, because a rank that connected alone would wait.
 absl::StatusOr<std::unique_ptr<Collectives>> ConnectDevice(
     const Collectives::Options& options, Collectives* host);
 

@@ -33,7 +33,7 @@
 
 namespace sluice::runtime {
 
-// The rows of a chunk that take part: `count[p]` rows of rank p. On the head
+// The rows of a chunk that are exchanged: `count[p]` of rank p. On the head
 // side, those of k and v begin at row `begin[p]`; q and o begin with the part's
 // first rank. A token-side tensor has exactly this rank's count.
 struct RowRuns {

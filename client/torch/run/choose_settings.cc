@@ -126,8 +126,8 @@ class Chooser {
     return absl::OkStatus();
   }
 
-  // Returns one layer, two chunks and the tail, with nothing dropped: a step
-  // that runs every kind of segment.
+  // Returns a calibration with chunks of this size, with nothing dropped: a
+  // step that runs every kind of segment.
   stream::StreamOptions ProbeOf(int64_t chunk) const {
     stream::StreamOptions probe = question_.stream;
     probe.layout = stream::ChunkLayout(question_.seq_len, chunk,
@@ -137,8 +137,8 @@ class Chooser {
     return stream::CalibrationStep(std::move(probe));
   }
 
-  // Returns whether the calibration fits on every rank. Asked beforehand,
-  // because a rank that runs out of memory in it is out of step.
+  // Returns whether the calibration fits on every rank. Call it first, because
+  // a rank that runs out of memory in a calibration is out of step.
   absl::StatusOr<bool> FitsEverywhere(const stream::StreamOptions& probe) {
     const Bytes needed = stream::HostBytes(probe);
     bool fits = RingsFit(probe) && needed <= question_.host;

@@ -1,9 +1,9 @@
 // Copies bytes of files and texts to device tensors, and back.
 //
 // On a GPU a stage is a small piece of pinned host memory, through which bytes
-// go piece by piece on torch's current stream; for tensors of the CPU it does
-// nothing. These copies ask for no bandwidth grant: they carry only a step's
-// ids, and checkpoints.
+// go piece by piece on torch's current stream; tensors of the CPU need none.
+// These copies ask for no bandwidth grant: they carry only a step's ids, and
+// checkpoints.
 //
 // Errors: what the callback returned; torch's exceptions if a copy fails.
 // Thread safety: one thread.

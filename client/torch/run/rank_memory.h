@@ -53,9 +53,9 @@ class RankMemory {
   // Unimplemented: no tensors on the GPU in this build, or a simulated GPU
   // lacks the kernel `attention`. Unavailable: a library is missing.
   static absl::StatusOr<std::unique_ptr<RankMemory>> Open(Options options);
-  // Leases the HBM, once. Libraries that allocate GPU memory outside a lease do
-  // so between Open and Lease (below). ResourceExhausted: the GPU has
-  // too little free memory; the message says what to do.
+  // Leases the HBM, once. WarmUpCommunicators (below) must come before it.
+  // ResourceExhausted: the GPU has too little free memory; the message says
+  // what to do.
   absl::Status Lease();
   // Waits for the work on the calling thread's current stream of torch.
   ~RankMemory();
@@ -72,9 +72,9 @@ class RankMemory {
   // Returns whether this device's kernels round attention's output to the
   // model's dtype before they read it.
   bool rounds_output() const;
-  // Makes torch allocate from this memory, the workspaces of the GPU's
-  // libraries first. Called by the thread that will compute. ResourceExhausted:
-  // the workspaces do not fit.
+  // Makes torch allocate from this memory, and the GPU's libraries allocate
+  // their workspaces. Called by the thread that will compute.
+  // ResourceExhausted: the workspaces do not fit.
   absl::Status Arm();
   // Returns the driver's handle of torch's current stream. REQUIRES: a GPU.
   absl::StatusOr<device::Stream> ComputeStream();
@@ -111,14 +111,14 @@ class RankMemory {
 
 // --- workspaces of a GPU's libraries -----------------------------------------
 // Torch has a workspace for cuBLAS, and one for cuBLASLt, for each thread and
-// stream. The first product allocates it from the lease, and it stays. In a
-// segment, a calibration would record memory that no other execution asks for.
+// stream. The first product allocates it from the lease, and it stays: in a
+// segment, a calibration would record memory that no later execution asks for.
 //
 // NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
 // lease: it then counts as held outside, and leases and plans leave room for
 // it. A later allocation would fail if the pool has no spare memory.
 //
-// Thread safety: of the thread that will compute, on its stream.
+// Thread safety: call them on the thread that will compute, on its stream.
 
 // Sets CUBLAS_WORKSPACE_CONFIG, unless the environment has it: 32 MiB, which
 // NVIDIA recommends from Hopper on, and with which results repeat from run to
@@ -136,9 +136,9 @@ void DropWorkspaces(c10::Device device);
 
 // Makes NCCL allocate its communicator and connections, and has the session
 // measure that memory for the daemon. Collective over all ranks of `gpus` (from
-// ConnectDevice), after RankMemory::Open and before any rank leases.
-// ResourceExhausted: not even a lease of the least size is free, which it holds
-// meanwhile. Unavailable: a collective failed.
+// ConnectDevice), after RankMemory::Open and before any rank leases. Holds a
+// lease of the least size while it runs. ResourceExhausted: not even that is
+// free. Unavailable: a collective failed.
 absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 
 }  // namespace sluice::runtime

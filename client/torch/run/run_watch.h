@@ -8,7 +8,7 @@ namespace sluice::runtime {
 class RunWatch {
  public:
   virtual ~RunWatch() = default;
-  // The calibration runs a step over a few chunks and drops its results.
+  // A calibration begins: a step over a few chunks, with results not used.
   virtual void BeginCalibration(int64_t layers, int64_t chunks) = 0;
   virtual void BeginPlanning() = 0;
   virtual void EndPlanning() = 0;

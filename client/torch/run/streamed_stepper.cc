@@ -88,7 +88,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   return nullptr;
 }
 
-// Runs one layer over the first and the last chunks: every segment kind.
+// Runs one layer over a short sequence that has every segment kind.
 absl::StatusOr<std::vector<plan::SegmentKind>> StreamedStepper::Calibrate(
     const stream::FractionMap& fractions) {
   StreamContext::Options options = StreamOptions(fractions);
@@ -123,12 +123,12 @@ plan::RankProfile StreamedStepper::Profile(
   profile.host_limit = context_.memory->host_limit();
   if (profile.host_limit.has_value()) *profile.host_limit += fixed;
   Ask(round, &profile);
-  // States, ids, labels and rings leave this HBM free.
   const Bytes used = context_.memory->allocator().stats().used;
   const Bytes kept = stream::KeptBytes(options);
   // The mask of labels, and the scalars that live between segments.
   const Bytes outside =
       Bytes(layout().total_local_rows(options_.stream.rank)) + KiB(64);
+  // The HBM that states, ids, labels and rings leave free.
   Bytes left = context_.memory->size() - used - stream::RingBytes(options);
   if (round.settled && kept > Bytes(0)) left -= kept + outside;
   // 0 would mean "not stated".
@@ -207,7 +207,7 @@ absl::Status StreamedStepper::PlanWith(const Round& round) {
   return absl::OkStatus();
 }
 
-// An estimate chose to keep everything, and no later plan kept less.
+// Returns whether an estimate chose to keep all and no later plan kept less.
 bool StreamedStepper::MayKeepEverything() const {
   const plan::RankPlan* own = saved_.own();
   const auto keeps = [](const plan::ClassPlan& c) {
@@ -222,8 +222,8 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
                     : options_.stream.fractions;
 }
 
-// If the planner may swap less than everything, returns the largest of a few
-// fractions with a calibration that fits in the host memory of all ranks.
+// Returns the user's fractions, or keeps everything. Where the planner chooses,
+// all ranks begin with the largest alpha with room to calibrate in host memory.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);
@@ -257,9 +257,9 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
   return fractions;
 }
 
-// Returns one value on all ranks for shared classes: a rank stores the q, k and
-// v of its heads for the rows of all ranks. Plans of several nodes may differ;
-// the least fits everywhere.
+// Returns the planned fractions, with one value on all ranks for q, k and v,
+// because a rank stores those of its heads for the rows of all ranks. Plans of
+// several nodes may differ; the least fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {
@@ -417,7 +417,7 @@ absl::StatusOr<std::unique_ptr<StreamedStepper>> StreamedStepper::Make(
 //
 // The stream is rebuilt with the new fractions. The rank records with them, in
 // the host memory that it has, and asks for a plan in which all fractions are
-// given (Round::settled). Only then it gives the old host lease back and leases
+// given (Round::settled). Only then does it free the old host lease and lease
 // what the plan says. Weights, gradients and the optimizer are not touched. A
 // saved plan that has become too large is replaced in the same way.
 
@@ -466,8 +466,8 @@ absl::StatusOr<bool> StreamedStepper::TakeFractions(
       {ready, [&] { return Settle(chosen); }, [this] { return AdoptPlan(); }});
 }
 
-// Leases the host region and makes the stream, with several tries. `release`
-// gives the old host lease back before.
+// Leases the host region and makes the stream, with several tries. With
+// `release` it first gives the old host lease back.
 absl::StatusOr<bool> StreamedStepper::Restart(bool release) {
   stream_.reset();
   if (release) host_.reset();

@@ -80,11 +80,11 @@ class StreamedStepper {
   absl::StatusOr<PlanChangeRecord> Refresh(bool mine);
 
  private:
-  // The planner must not change the fractions in `given`.
+  // One calibration and the plan that follows it.
   struct Round {
     stream::FractionMap fractions;  // of every class
-    stream::FractionMap given;
-    bool settled = false;  // the former plan gives all fractions
+    stream::FractionMap given;      // those that the planner must not change
+    bool settled = false;           // the former plan gives all fractions
   };
 
   StreamedStepper(const RunContext& context, const Options& options);

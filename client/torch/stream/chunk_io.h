@@ -53,8 +53,8 @@ class Slot {
   int64_t used_ = 0;
   size_t taken_ = 0;
   std::vector<std::byte*> resident_;  // by field; null: in the slot
-  client::Ticket ready_;              // fetch ring: its bytes are there
-  client::Ticket last_use_;           // the slot may be written again
+  client::Ticket ready_;              // fetch ring: its bytes have arrived
+  client::Ticket last_use_;           // then the slot may be written again
   bool blocked_ = false;              // fetch ring: until FetchRing::Unblock
 };
 
@@ -98,7 +98,7 @@ class StagingRing : public Ring {
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
   // Sends what is queued, after the compute enqueued so far.
   void Flush(const char* label);
-  // Sends memory outside this ring likewise. The ticket is its last use.
+  // Sends `from`, memory outside the ring, and returns the ticket of that copy.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
                                 const char* label);
@@ -205,7 +205,7 @@ class RowReader {
   RowReader(at::Tensor kept, at::Tensor stored)
       : kept_(std::move(kept)), stored_(std::move(stored)) {}
 
-  // Calls again(row, rows) to compute dropped rows.
+  // Returns rows of the class; calls again(row, rows) to compute dropped ones.
   at::Tensor Rows(int64_t first, int64_t count, auto again) const {
     const int64_t end = first + count, begin = kept_.size(0);
     const int64_t kept = std::clamp(begin, first, end);

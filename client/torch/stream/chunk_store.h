@@ -46,7 +46,7 @@ class ChunkStore {
 
   Bytes size() const { return Bytes(host_.used); }  // of the carved arena
 
-  // Unit n is the input of layer n; n = layers the output of the last one.
+  // Unit n is the input of layer n, unit `layers` the output of the last layer.
   ChunkBuffer& hidden(int64_t unit, int64_t m) {
     return hidden_[shape_.hidden_set(unit, m)][m];
   }
@@ -84,7 +84,7 @@ class ChunkStore {
   std::set<int64_t> free_hidden_;
 };
 
-// Owns a sequence of hidden states. Destroyed before the context is.
+// Owns a sequence of hidden states. The context must outlive it.
 class ChunkHandle {
  public:
   ChunkHandle(ChunkStore* store, int64_t unit) : store_(store), unit_(unit) {}

@@ -49,7 +49,7 @@ class StreamState final : public StreamContext {
   // Returns the dropped rows of q, k or v, rank after rank without gaps.
   RowRuns Dropped(stream::Class which, int64_t m) const;
   // Returns tables for this rank's rows of chunk m from its `skip`-th on;
-  // undefined except for Llama.
+  // undefined for models without RoPE.
   RopeTables Rope(int64_t m, int64_t skip) const;
   bool rope() const { return model().rope.has_value(); }
   // Exchanges `o`, attention's output of chunk m in head layout, for the output
@@ -72,8 +72,8 @@ class StreamState final : public StreamContext {
   RowWriter Write(int64_t layer, stream::Class which, int64_t m);
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
-  // Cuts the ring memory for `phase`, unless it is cut so, once all copies of
-  // the former phase have ended. No fetch program of that phase may be alive.
+  // Cuts the ring memory for `phase`, unless it is the current one, once all
+  // copies of the former phase have ended. REQUIRES: no Fetches of it is alive.
   absl::Status Enter(stream::Phase phase);
   // The first fetches of phase `next` may arrive while the last chunk of this
   // phase, `unsent`, is computed, in slots behind the memory that it still uses

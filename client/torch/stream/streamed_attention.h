@@ -43,11 +43,11 @@ inline int64_t KeysSeen(const stream::StreamShape& shape, int64_t m) {
 }
 
 // Runs one layer's attention chunk by chunk. Keys and values of earlier chunks
-// are fetched ahead of their use, even across chunks. Diagonal blocks use those
-// that were just projected.
+// are fetched ahead of their use, even across chunks. Diagonal blocks use the
+// keys and values just projected.
 class AttentionForward {
  public:
-  // `chunks` are the chunks to run: the first ones of the step.
+  // `chunks` are the chunks to run, in order; blocks pair only these.
   AttentionForward(StreamState& state, int64_t layer,
                    const std::vector<int64_t>& chunks)
       : state_(state),
@@ -59,7 +59,7 @@ class AttentionForward {
                    return true;
                  }) {}
 
-  // Attends chunk m to chunks 0..m; fills `output` (fp32) and heads.lse.
+  // Attends chunk m to `chunks` up to m; fills `output` (fp32) and heads.lse.
   // REQUIRES: m's k and v have been sent (flushed).
   absl::Status Run(int64_t m, const Heads& heads, const at::Tensor& output) {
     sent_ = m;
@@ -291,11 +291,11 @@ class AttentionBackward {
   const std::vector<stream::Block> blocks_;
   const std::vector<stream::Class> summed_;  // of the inner side
   size_t next_ = 0;                          // of blocks_
-  // By inner chunk: the last outer chunk after which its gradients were sent.
+  // For each inner chunk, the last outer chunk after which its sums were sent.
   std::vector<int64_t> sent_;
   Fetches outer_fetches_, inner_fetches_;
-  // Gradients have their own ring: a slot is in use until they are back in host
-  // memory, and the next inner chunk need not wait for that.
+  // Gradients have their own ring: a slot of theirs is in use until they are
+  // back in host memory, and the next inner chunk need not wait for that.
   Fetches gradients_;
 };
 

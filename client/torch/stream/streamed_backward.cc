@@ -162,7 +162,7 @@ class Backward {
     return absl::OkStatus();
   }
 
-  // Dropped rows are computed as forward did. `home` is o in token layout.
+  // Computes dropped rows as in forward. `home` is o in token layout.
   PostRows RowsOf(const PostInputs& in, const at::Tensor& home, int64_t row,
                   int64_t rows) const {
     PostRows out;
@@ -246,7 +246,7 @@ class Backward {
     return absl::OkStatus();
   }
 
-  // Classes cut at the same rows share an exchange.
+  // Projects dropped rows. Classes cut at the same rows share an exchange.
   absl::Status ProjectAgain(int64_t m, const at::Tensor& x,
                             const std::map<stream::Class, at::Tensor>& to) {
     int64_t first = x.size(0);

@@ -94,8 +94,8 @@ class Forward {
     const HeadTensors local = runtime::Project(state_, weights_, normed, m, to);
     SLUICE_RETURN_IF_ERROR(
         state_.exchange.ToHeads(state_.Whole(m), QkvParts(local, heads)));
-    // Dropped rows of q are sent only if this layer's backward is next, which
-    // then need not project q again.
+    // Dropped rows of q are sent only if this layer's backward is next: it then
+    // need not project q again.
     SendHeads(state_, layer_, kQ, m, heads.q,
               /*with_dropped=*/again_ && output_ == nullptr);
     SendHeads(state_, layer_, kK, m, heads.k, /*with_dropped=*/true);

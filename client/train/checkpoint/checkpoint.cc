@@ -315,16 +315,16 @@ class Shards {
     // Shards of format 1 have no label.
     if (state_.format > 1 && opened->label() != wanted) {
       return BadInput(
-          "{}: it is the shard of {}, not of {}: it was put there from "
-          "elsewhere",
-          paths_[owner], opened->label().empty() ? "nobody" : opened->label(),
+          "{}: it is the shard of {}, not of {}: another checkpoint's file was "
+          "put there",
+          paths_[owner], opened->label().empty() ? "no run" : opened->label(),
           wanted);
     }
     readers_[owner] = std::move(opened);
     return readers_[owner].get();
   }
 
-  // Copies elements of the flat buffer from `offset` to `to` in each state.
+  // Reads the states of flat elements [offset, offset + size) to place `to`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to) {
     const auto behind =
         std::ranges::upper_bound(buckets_, offset, {}, &stream::Bucket::offset);
@@ -466,7 +466,7 @@ absl::Status Checkpoint::CheckData(const RunOptions& options,
 
 std::string Checkpoint::Describe() const {
   return fmt::format("goes on from {}: step {} of {}{}", path, state.step,
-                     state.identity.run.empty() ? "a run of before runs had ids"
+                     state.identity.run.empty() ? "a run without id (format 1)"
                                                 : "run " + state.identity.run,
                      passed_over.empty() ? "" : "; " + passed_over);
 }

@@ -25,10 +25,10 @@
 
 namespace sluice::train {
 
-// Our tensors under Hugging Face's names and layouts: Llama's with linear
-// weights [out, in]; GPT-2's with q, k and v side by side (c_attn) and every
-// linear weight transposed ([in, out], Conv1D).
-// One tensor of the file; its flat entries are joined along their outputs.
+// One tensor of model.safetensors, with Hugging Face's name and layout, and the
+// flat entries that it joins along their outputs. Llama's linear weights are
+// [out, in]. GPT-2's are transposed ([in, out], Conv1D), with q, k and v joined
+// (c_attn).
 struct HfTensor {
   std::string name;
   std::vector<FlatEntry> parts;
@@ -56,7 +56,7 @@ struct Checkpoint : FoundCheckpoint {
   std::string Describe() const;
 
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
-  // REQUIRES: the optimizer's states are zero, as after its construction.
+  // Overwrites all states of this rank. Call it before the first update.
   absl::Status LoadOptimizer(AdamW& optimizer, runtime::HostStage& stage) const;
   // NotFound: there is none for this run's shape, ranks, alpha and HBM; the
   // message has the reason, for people.

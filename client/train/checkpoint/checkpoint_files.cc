@@ -375,9 +375,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 }
 
 absl::Status CheckSaveFolder(const std::string& folder) {
-  // Only making a folder shows whether it can be made: permissions bind no root
-  // and say nothing about a full or virtual file system. The unique name in the
-  // deepest existing folder touches nothing that other processes are making.
+  // Only making a folder shows whether it can be made: permissions do not bind
+  // root, and say nothing of a full or virtual file system. The unique name in
+  // the deepest existing folder touches nothing that other processes make.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -429,7 +429,7 @@ SaveFolder::~SaveFolder() {
   if (made_) fs::remove(folder_, ignored);  // fails if it is not empty
 }
 
-// Removes what processes left that died while they saved, and puts a replaced
+// Removes the leftovers of processes that died while saving. Puts a replaced
 // checkpoint back if the process died before it renamed the new one.
 void SaveFolder::CleanUp() {
   std::error_code error;

@@ -126,9 +126,9 @@ class SaveFolder {
   absl::Status Commit(int64_t step);
   // Removes the temporary folder after a failure.
   void Abandon(int64_t step);
-  // Removes all but the newest `keep` complete checkpoints of this run. Only
-  // after a Commit, so that the resumed checkpoint stays until there is a newer
-  // one.
+  // Removes all but the newest `keep` complete checkpoints of this run. Call it
+  // only after a Commit, so that the resumed checkpoint stays until there is a
+  // newer one.
   void Rotate(int64_t keep);
 
  private:

@@ -24,7 +24,7 @@ using Json = nlohmann::ordered_json;
 // The limit of the reference implementation.
 constexpr int64_t kMaxHeader = 100'000'000;
 
-// By TensorType.
+// Indexed by TensorType.
 constexpr struct {
   const char* name;
   int64_t bytes;

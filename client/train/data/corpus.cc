@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-constexpr int64_t kPieces = 64;  // that a fingerprint covers
+constexpr int64_t kPieces = 64;  // of the text in a fingerprint
 constexpr int64_t kPieceTokens = 4096;
 
 // Returns the first `count` bytes of a file, or fewer if it is shorter.
@@ -84,7 +84,7 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
   std::unique_ptr<Corpus> corpus(new Corpus(options));
   Options& own = corpus->options_;
   if (own.path.empty()) {
-    // The installed torch package, or that of the build.
+    // Uses the torch package of $SLUICE_PYTHON_PACKAGES, else of the build.
     const char* packages = std::getenv("SLUICE_PYTHON_PACKAGES");
     const bool set = packages != nullptr && *packages != '\0';
     own.path = set ? packages : SLUICE_PYTHON_PACKAGES_FOLDER;

@@ -1,10 +1,10 @@
-// Training text as one long row of token ids, which is never loaded whole, and
-// the rows of it that each rank gets.
+// Training text as one long sequence of token ids, which is never loaded whole,
+// and the rows of it that each rank gets.
 //
 // A text file or folder is bytes, one token per byte; a folder is its text
 // files in sorted order, joined. A `.bin` has uint16 or uint32 ids; the width
-// comes from llm.c's header or from a Megatron `.idx` in the same folder, else
-// from --token-bytes.
+// comes from llm.c's header, else from --token-bytes, else from a Megatron
+// `.idx` in the same folder.
 // Errors: InvalidArgument / NotFound, one line: what, value, what to do.
 // Thread safety: one thread.
 #pragma once
@@ -35,8 +35,8 @@ class Corpus {
   // Reads tokens [first, first + out.size()). OutOfRange: beyond the end.
   // InvalidArgument: an id exceeds the vocabulary.
   absl::Status Read(int64_t first, std::span<int64_t> out);
-  // Covers the text's length and 64 pieces spread over the text (all of a short
-  // one), so it misses a change between the pieces that keeps the length.
+  // Returns a hash of the text's length and 64 pieces spread over it (all of a
+  // short text). It misses a change between the pieces that keeps the length.
   absl::StatusOr<std::string> Fingerprint();
 
  private:
@@ -66,17 +66,17 @@ absl::Status CheckLength(const Corpus& corpus, int64_t seq_len);
 
 // Deals the corpus to the ranks. The cursor counts tokens over all ranks, so it
 // means the same for every number of ranks and every length. Labels are the
-// next tokens, shifted before dealing: a rank's last row has its label though
-// the token itself belongs to another rank.
+// next tokens, shifted before dealing: a rank's last row has a label even if
+// that token is another rank's.
 class Dealer {
  public:
   // The corpus outlives the dealer.
   Dealer(Corpus* corpus, const stream::ChunkLayout& layout, int64_t rank)
       : corpus_(corpus), layout_(layout), rank_(rank) {}
 
-  // Returns this rank's layout.total_local_rows(rank) ids and labels, chunk
-  // after chunk, of the sequence at token `cursor`, or at token 0 if less than
-  // a whole sequence is left.
+  // Fills `ids` and `labels`, each of layout.total_local_rows(rank), with this
+  // rank's rows, chunk after chunk, of the sequence at token `cursor`, or at
+  // token 0 if less than a whole sequence is left.
   absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
   // Returns where the next sequence starts.

@@ -52,7 +52,7 @@ bool IsStopped(pid_t pid);
 // Formats a wait status as "exit status 3" or "signal 9 (Killed)".
 std::string DescribeWaitStatus(int status);
 
-// Returns the folder of this process's binary and the others.
+// Returns the folder of this process's binary, where Sluice's others are too.
 std::string BinaryFolder();
 
 // Ends this process when its parent `launcher` ends, however that happens.

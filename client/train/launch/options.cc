@@ -48,7 +48,7 @@ CLI::Option* AddText(CLI::App& app, RawFlags& raw, const char* name, auto read,
   return app.add_option_function<std::string>(name, keep, help);
 }
 
-// Adds a flag with a word of `choices`, first its default.
+// Adds a flag with one word of `choices`, the first of which is its default.
 template <typename T>
 void AddChoice(CLI::App& app, RawFlags& raw, const char* name, T& to,
                std::vector<std::pair<std::string, T>> choices,
@@ -380,7 +380,7 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.prefetch && *raw.prefetch < 1) {
     return BadInput("--prefetch {}: must be between 1 and 64", *raw.prefetch);
   }
-  // With a chunk nothing is run again unless the flag asks for it.
+  // Unless settings are measured, --rerun alone makes chunks run again.
   const bool given = raw.chunk || o.command != Command::kTrain;
   const double rerun = raw.rerun.value_or(given ? 0 : -1);
   if (rerun >= 0) o.rerun = rerun;
@@ -480,7 +480,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
-// Rerun chunks drop their free classes.
+// Chunks that run again drop their free classes, so these must swap nothing.
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kTickMs = 100;
 
-// Four probes, one second apart, after two seconds of silence.
+// Makes TCP send up to four probes, one second apart, after two silent seconds.
 void KeepAlive(int fd) {
   const int on = 1;
   setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof(on));

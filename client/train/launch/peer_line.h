@@ -54,7 +54,7 @@ class PeerLine {
   // Sends a death, which may be this rank's own, to all other ranks, unless one
   // was sent or received before. Does not wait for them.
   void Tell(const std::string& what);
-  // Declares this rank's coming end normal; it reports no death any more.
+  // Declares this rank's coming end normal. It reports no death afterwards.
   void End();
 
  private:
@@ -113,7 +113,7 @@ class PeerWatch {
             std::function<void(const std::string&)> on_gone);
   ~PeerWatch();
 
-  // `on_peer_died` gets the name of the dead peer, and may be empty. It runs on
+  // `on_peer_died` (may be empty) gets the name of the dead peer. It runs on
   // the thread that receives the news, at most once, and may block: the timeout
   // does not wait for it. When Attach returns, the callback of a former Attach
   // is not running and will not run any more.

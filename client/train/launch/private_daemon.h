@@ -23,9 +23,9 @@ inline constexpr char kPrivateNote[] = "SLUICE_PRIVATE_NOTE";
 
 class PrivateDaemon {
  public:
-  // Waits until the daemon is ready. Internal: it did not start; the message is
-  // the last line of its log. DeadlineExceeded: not ready after 30 s.
-  // InvalidArgument: CheckPrivateSizes.
+  // Starts a daemon and waits until it is ready. Internal: it did not start;
+  // the message has the last line of its log. DeadlineExceeded: not ready after
+  // 30 s. InvalidArgument: as CheckPrivateSizes.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const RunOptions& options);
   ~PrivateDaemon();
@@ -43,7 +43,7 @@ class PrivateDaemon {
 // InvalidArgument: --hbm or --host exceeds `machine`, the real memory behind
 // the simulated one.
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine);
-Bytes MachineMemory();  // or its cgroups' limit, if that is less
+Bytes MachineMemory();  // at most the limit of this process's cgroups
 // Returns the configuration: one GPU per rank, with --hbm each (default 256
 // MiB), and host memory of --host (default 1 GiB). `check` tests correctness
 // and not limits: its defaults fit any shape of a few thousand tokens, and its

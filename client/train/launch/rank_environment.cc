@@ -240,7 +240,7 @@ absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
   SLUICE_ASSIGN_OR_RETURN(auto gpus, client::ListGpus(socket));
   if (std::getenv("CUDA_VISIBLE_DEVICES") == nullptr) return gpus;
   const auto driver = device::OpenCudaDriver();
-  // The GPUs are simulated, or a rank reports the error.
+  // Without a driver the GPUs are simulated, or a rank reports the error.
   if (!driver.ok()) return gpus;
   SLUICE_ASSIGN_OR_RETURN(const auto seen, (*driver)->Devices());
   auto visible = gpus;

@@ -10,10 +10,9 @@
 // The sums of a part of the model begin when backward has its gradients
 // (PartIsDone). With the states in HBM, a part's new weights are gathered while
 // forward computes with the part before it (AwaitPart). With the states in host
-// memory (HostStates), Update only records what is to be done: the next
-// forward has each part updated, and its gradients zeroed, before it reads the
-// part. The results are equal to the bit, because the kernel runs on the same
-// pieces.
+// memory (HostStates), Update only begins to fetch them: the next forward has
+// each part updated, and its gradients zeroed, before it reads the part. Both
+// places give the same bits, because the kernel runs on the same pieces.
 //
 // Gradients arrive divided by the global number of labels, so they are summed
 // over ranks and not averaged.
@@ -57,7 +56,7 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 // Thread safety: one thread.
 class FlatModel {
  public:
-  // Zero-filled, one allocation from c10's current allocator of the device.
+  // Fills with zeros one allocation of c10's current allocator of the device.
   FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
             at::Device device);
 
@@ -157,7 +156,7 @@ struct AdamWOptions {
   double epsilon = 1e-8;
 };
 
-// Steps count from 0: linear warm-up to `lr`, then constant.
+// Returns the rate of `step`, from 0: linear warm-up to `lr`, then constant.
 double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW final : public runtime::PendingWeights {
@@ -171,7 +170,7 @@ class AdamW final : public runtime::PendingWeights {
   // Initializes states in host memory before the first step.
   absl::Status ClearHost(runtime::HostStage& stage);
 
-  // Lets PartIsDone begin sums.
+  // Call it before a step's last sequence, in which PartIsDone begins sums.
   void BeginLastSequence() { last_sequence_ = true; }
   // Sums gradients on their owners and returns the global norm, for which the
   // host waits once. Afterwards the gradients of other ranks' buckets are

@@ -97,8 +97,8 @@ class Stepper {
 absl::StatusOr<stream::Settings> ChooseSettings(const StepperContext& context,
                                                 std::string& why);
 
-// Returns the least HBM that a step needs besides the states, with nothing
-// kept: for the given chunk, else for the first one that is tried.
+// Returns the least HBM that a step needs besides the states: only the rows of
+// --fractions are kept, with the given chunk, else the first one that is tried.
 Bytes LeastStepBytes(const StepperContext& context);
 
 // Sets the order of backward's blocks if --chunk is given and the order is not.

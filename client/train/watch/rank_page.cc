@@ -23,7 +23,7 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 using Words = std::array<uint64_t, sizeof(RankSample) / sizeof(uint64_t)>;
-// By RankPhase.
+// Indexed by RankPhase.
 constexpr const char* kPhases[] = {
     "starting",          "calibrating", "waiting for the daemon's plan",
     "between two steps", "in a step",   "saving a checkpoint"};

@@ -41,7 +41,7 @@ class StepTracker {
   void BeginSequence(int64_t index);
   void Began(std::string_view kind);
   void Ended(std::string_view kind);
-  // Records that the work goes on outside chunks.
+  // Records that work outside chunks begins.
   void LeaveChunks() { place_ = {}; }
 
   const StepPlace& place() const { return place_; }
@@ -62,7 +62,7 @@ class StepTracker {
 
 enum class RankPhase : uint32_t {
   kStarting,     // waiting for other ranks, session, weights, data
-  kCalibrating,  // running two chunks with the real code
+  kCalibrating,  // running a few chunks with the real code
   kPlanning,     // waiting for the daemon's plan
   kReady,        // between steps
   kStep,
@@ -81,7 +81,7 @@ class PageText {
   char bytes_[48] = {};
 };
 
-// Bytes that can be copied, because a page holds them.
+// Trivially copyable, because a page holds its bytes.
 struct RankSample {
   uint64_t events = 0;       // counts everything that the rank does
   uint64_t collectives = 0;  // entered so far
@@ -100,10 +100,9 @@ struct RankSample {
 // page as it goes along (a few relaxed stores per segment), because a rank that
 // hangs or is stopped cannot answer a question; its own monitor thread and the
 // launcher read it.
-// Thread safety: one writer at a time (the compute thread, or the thread of
-// autograd that it waits for), any number of readers, in this process or
-// others. A reader may see fields of two neighbouring moments; the page of a
-// rank that stands still is exact.
+// Thread safety: one writer, the compute thread, and any number of readers, in
+// this process or others. A reader may see fields of two neighbouring moments;
+// the page of a rank that stands still is exact.
 class RankPage {
  public:
   // An empty path makes a page that only this process sees.

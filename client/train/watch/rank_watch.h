@@ -44,7 +44,7 @@ class Console {
 // Makes SIGINT, SIGTERM and SIGHUP (unless ignored) call RequestStop: the run
 // stops at the end of the step. The handler only sets atomics.
 void InstallStopSignals();
-// Also called when the daemon evicts the job. Safe.
+// Requests a stop; for evictions by the daemon. Thread-safe.
 void RequestStop();
 
 class RankWatch final : public runtime::SegmentObserver,
@@ -71,7 +71,7 @@ class RankWatch final : public runtime::SegmentObserver,
 
   Console& console() { return console_; }
 
-  // Reports, once, that the session is closed. Safe.
+  // Reports, once, that the session is closed. Thread-safe.
   void DaemonGone(const std::string& reason);
 
   // --- what the rank does ---

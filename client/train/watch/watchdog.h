@@ -43,11 +43,11 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // `alone`: an unwatched rank may be late.
+  // `alone`: only this process's rank is watched, so another may be late.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 
-  // Call it about twice a second with the same ranks in the same order.
+  // Call it at least once a second, with the same ranks in the same order.
   WatchVerdict Look(const std::vector<WatchedRank>& ranks, double now_s);
 
  private:
