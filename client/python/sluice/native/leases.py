@@ -28,7 +28,7 @@ class Handle:
     __slots__ = ("value", "before", "_end", "_owner")
 
     def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
-        # ctypes reads NULL as None. After `end` the value is 0, which is refused.
+        # ctypes reads NULL as None. After `end` it is 0, which calls refuse.
         self.value = value or 0
         self.before: list[Handle] = []  # to end before this one
         self._end = end
