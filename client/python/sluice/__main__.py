@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     plan.add_argument("model", metavar="MODEL_DIR",
                       help="a folder with the model's config.json")
     plan.add_argument("--gpus", required=True, metavar="N",
-                      help="in all, one rank on each")
+                      help="GPUs in all, one rank on each")
     plan.add_argument("--seq-len", required=True, metavar="COUNT",
                       help="tokens: 131072, 128K, 1M")
     plan.add_argument("--hardware", default="h100-80g", metavar="NAME",

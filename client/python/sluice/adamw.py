@@ -194,7 +194,7 @@ class AdamW(torch.optim.AdamW):
             params.append(masters[0] if masters else values)
             grads.append(_gradient(p)[piece.start:piece.stop].float())
             step = self._state[p]["step"]
-            # adamw increments each step: only the last piece's counts.
+            # adamw increments every `step`; only that of the last piece counts.
             steps.append(step if piece.last else step.clone())
         beta1, beta2 = group["betas"]
         adamw(params, grads, [states[0] for _, states in updates],

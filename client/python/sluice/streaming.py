@@ -54,16 +54,16 @@ def stream(model: nn.Module | None = None,
     Args:
       model: a decoder of transformers that calls attention through the
         attention registry (also as a PEFT model).
-      config: values of those fields below that are not passed as arguments.
+      config: a `StreamConfig`; arguments override its fields.
       layers: instead of `model`: the decoder layers in order.
-      attention: "sdpa" with `layers`: they call
-        F.scaled_dot_product_attention(is_causal=True), or write products and a
-        softmax out.
+      attention: "sdpa", required with `layers`, which either call
+        F.scaled_dot_product_attention(is_causal=True) or compute products and
+        a softmax themselves.
       sample: with `layers`: runs the model on 64 tokens or more, such as
         `lambda: model(ids)`; stream() probes the layers on that call. Without
-        it, the first call with at least 64 rows does, and may refuse them;
-        shorter calls before are not streamed. Required with a group and with
-        hidden="host".
+        a sample, the first call with at least 64 rows probes the layers and may
+        refuse them, and shorter calls before it are not streamed. Required
+        with a group and with hidden="host".
       session: a session with the node's daemon, which `unstream()` leaves
         open. None: `Session()` on the model's device, closed by `unstream()`.
       chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
@@ -79,18 +79,19 @@ def stream(model: nn.Module | None = None,
         (`fnmatch` patterns) to the fractions of chunks kept on the device and
         swapped to the host: {"mlp.*": {"keep": 0.25, "swap": 0.5}}; "plan":
         from the third training step on the daemon's plan (`Stream.plan`).
-      check: which chunks' replays are compared with their first forwards, bit
-        by bit, and with a run in two parts: "first": all in the first step,
-        then one of each kind of layer per step; "always": all; "off": none.
+      check: which chunks' replays are compared bit by bit with their first
+        forwards and, up to rounding, with a run in two parts: "first": all in
+        the first step, then one of each kind of layer per step; "always": all;
+        "off": none.
       min_tokens: shorter sequences are not streamed.
       head: "whole": also with labels, the model's own head and loss run over
         all rows at once, with logits [B, S, vocabulary]; see `Stream.head`.
       group: a process group of ranks that share each sequence: pass the same
         whole rows to every rank, and each rank computes its part of them; see
         [Note: shared sequences] in shards.
-      hidden: where the hidden states between layers and their gradients are:
-        "device" or "host", in chunks, for sequences so long that not even one
-        [B, S, H] should be on the device.
+      hidden: where hidden states between layers, and their gradients, are
+        kept: "device", or "host" (in chunks) for sequences of which not even
+        one [B, S, H] should be on the device.
       rerun: the fraction f (0 to 1) of a sequence's first tokens for which
         backward computes k, v and attention's results again, a layer at a
         time, instead of keeping them in the host. It costs f^2 of attention's
@@ -102,11 +103,11 @@ def stream(model: nn.Module | None = None,
         After torch.nn.attention.activate_flash_attention_impl("FA4") flash is
         "flash (FA4)". `Stats.kernels` names the kernels of a step. stream()
         refuses a kernel that does not support the model's heads; a step
-        refuses one that does not support its dtype. Scores are written to
-        memory for an interval of keys for each row, a softcap, or heads of v
-        of another width than k's: no kernel supports these.
-      hbm: bytes of device memory for the tensors of layers that run plain: as
-        without a stream, with nothing recomputed or copied (see
+        refuses one that does not support its dtype. No kernel supports an
+        interval of keys for each row, a softcap, or heads of v of another width
+        than k's: for these the scores are written to memory.
+      hbm: bytes of device memory for the tensors of layers that run plain, that
+        is without recomputation and copies, as without a stream (see
         [Note: plain layers] in plain_layers). None: on a real GPU what the
         first step's peak leaves free, else 0. With a group or hidden="host"
         all layers are streamed.

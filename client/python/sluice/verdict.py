@@ -52,7 +52,7 @@ def verdict(folder: str | os.PathLike[str]) -> Verdict:
     layers = find_decoder(model)[1]
     return Verdict(name, True, f"{len(layers)} layers "
                    f"{f'({whole} run whole) ' if whole else ''}of "
-                   f"{len(by_kind(layers))} kinds, tried with drawn weights, "
+                   f"{len(by_kind(layers))} kinds, tried with random weights, "
                    f"{head}")
 
 

@@ -35,7 +35,7 @@ from sluice.native import abi
 READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that has seen no key
 # Rows of a strip, and the most rows of a block that is cut into strips: with
-# more, tiles have 256 rows, and the kernel skips most that no row sees.
+# more, tiles have 256 rows, and the kernel skips most tiles that no row sees.
 _STRIP, _CUT = 192, 512
 
 
@@ -174,7 +174,7 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """Returns the kernel of a block, or part; raises as `kernel_for`."""
+    """Returns the kernel of a block, or of a `part`; see `kernel_for`."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)

@@ -1,15 +1,15 @@
 """One block of attention on a CUDA device, by one of ATen's kernels. `blocks`
 describes the shapes and merges the blocks.
 
-Flash and cuDNN take and return o in the dtype of q: a block's o is rounded to
-it before the merge, which is in fp32, and the whole row's o for backward.
+Flash and cuDNN take and return o in q's dtype. So each block's o is rounded to
+that dtype before the merge in fp32, and the whole row's o before backward.
 
 [Note: efficient] In bf16 and fp16 the backward of the efficient kernel reads o
 with a row stride of heads * width, whatever the tensor's stride (o_strideM in
 torch's mem_eff_attention/kernel_backward.h), and does not check it: with
 another layout an H100 returned a dq with an error of 5 times its norm. In fp32
-torch multiplies o and do before the kernel. So o is passed with rows before
-heads in memory; torch copies do, and the kernel reads the strides of q, k, v.
+torch multiplies o and `do` before the kernel. So o is passed with rows before
+heads in memory; torch copies `do`, and the kernel reads the strides of q, k, v.
 
 [Note: cuDNN] cuDNN's operators do not check their inputs: fp32 would be read
 as fp16 (`kernel_for` refuses it), and plans of backward are cached by the
@@ -140,7 +140,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *_in_rows(do, q, k, v, o), lse.contiguous()[..., None], seed, seed,
             None, None, None, q.shape[2], k.shape[2], 0.0, causal, scale=scale)
-    # Rows of padding have an infinite lse, and rows must be contiguous.
+    # Padding rows need an infinite lse, and the kernel contiguous rows.
     padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS),
                    value=math.inf).contiguous()
     [o] = _in_rows(o)

@@ -96,7 +96,7 @@ class Intervals:
     def __post_init__(self) -> None:
         # Caches: all layers of a step have the same blocks.
         self._found: dict[tuple[range, range], list[Piece]] = {}
-        # By (id of the list of chunks, chunk); keeping the list keeps the id.
+        # By (id of a list of chunks, chunk). The list is held to keep its id.
         self._seen_of: dict[tuple[int, int], tuple[list[range], list]] = {}
         self._within: dict[int, bool] = {}
 
@@ -224,7 +224,7 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             ((first == (own - width + 1).clamp(min=0)) & (last == own)).all()):
         return Piece(batch, slice(None), slice(None), Between(
             first[None], last[None], keys.start))
-    # From the first row's first key to the last row that sees the last key.
+    # Leaves out keys before the first row's first key, and rows without keys.
     apart = rows.start - keys.start
     begin = max(0, apart - width + 1)
     end = min(len(rows), len(keys) + width - 1 - apart)

@@ -20,12 +20,12 @@ from torch import Tensor
 from sluice.attention.intervals import Intervals
 from sluice.base.errors import Unsupported
 
-# Random keys that are checked per row, besides its interval's ends.
+# Random keys checked per row: so many anywhere, and so many near the row.
 SAMPLES = 16
 EVERYWHERE = 1 << 18  # a mask with at most so many places is checked at each
 # A bias of at most this masks a key: its exponential is 0 in fp32.
 MASKED = -1e4
-ROWS = 8192  # evaluated at a time, to limit the memory for it
+ROWS = 8192  # rows evaluated at a time, to limit memory
 
 
 def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
@@ -38,8 +38,8 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     another row sees no key."""
     ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
-    # A row that does not see itself is padding, where its interval, if any,
-    # ends.
+    # A row that does not see itself is padding; its interval, if any, ends at
+    # the last row before it that sees itself.
     seed = torch.where(ask(row, row), row, -1).cummax(dim=1).values
     few = batch * length * length * heads <= EVERYWHERE
     edges = [_edges(ask, row[:, a:a + ROWS], seed[:, a:a + ROWS], length, few)
@@ -142,9 +142,9 @@ def _edge(ask: _Asker, row: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
             length: int, few: bool) -> None:
-    """Raises `Unsupported` if the mask differs from the intervals: checks all
-    places if they are `few`, as in the probe of a model, else the key after
-    each row and random keys, the same in every run."""
+    """Raises `Unsupported` if the mask differs from the intervals. Checks all
+    places if they are `few`, as in the probe of a model; else, for the first
+    and last head, the key after each row and random keys, equal in all runs."""
     shape = row.shape
     heads: Iterable[int] = range(ask.heads)
     if few:

@@ -87,7 +87,7 @@ class Site:
             self.arena.prefetch(self.dkv[chunk], device)
 
     def whole(self, chunk: int, dk: Tensor, dv: Tensor) -> tuple[Tensor, ...]:
-        """Adds what later chunks have added to this chunk's own gradients."""
+        """Returns this chunk's own gradients plus those from later chunks."""
         if chunk not in self.dkv:
             return dk, dv
         return self._with(chunk, dk, dv).split_with_sizes(self.widths, -1)
@@ -227,7 +227,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
             site.prefetch(walk[n + 1][0], q.device)
         else:
             site.prefetch_sums(m, q.device)
-        if i != m:  # they arrive while the block that adds to them runs
+        if i != m:  # the sums arrive while the block that adds to them runs
             site.prefetch_sums(i, q.device)
         ki, vi = (k, v) if i == m else site.fetch(i, q.device)
         dq, gk, gv = _block_backward(question, pieces, dq, do, q, ki, vi, o,

@@ -35,15 +35,14 @@ class Argument(NamedTuple):
     # Dimension of a layer's argument that has rows: 1 for [B, S, ...]; negative
     # if the number of leading dimensions varies.
     rows: int | None = None
-    # Dimension of a decoder's argument that is split among the ranks that share
-    # a sequence; whether one chunk's rows are enough outside of its layers.
+    # Dimension of a decoder's argument that the ranks of a group split.
     dealt: int | None = None
-    cut: bool = False
+    cut: bool = False  # the decoder's code outside its layers may get a chunk
     mask: bool = False
-    cache: bool = False  # which streaming does not support
+    cache: bool = False  # a cache, which streaming does not support
     packed: bool = False  # only describes packed documents
-    # Attention may ignore it: it is for other kernels or caches, or repeats the
-    # mask.
+    # Attention may ignore the argument: it is for other kernels or caches, or
+    # repeats the mask.
     said: bool = False
     loss: bool = False  # the chunked head and loss support it
     agreed: bool = False  # named if ranks pass different values

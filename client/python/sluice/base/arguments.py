@@ -1,6 +1,6 @@
 """Validates the arguments of public calls: `takes` declares the `Kind` of each
-argument. One of another kind is refused before the call begins, in one line
-that names the call, the argument, the value given and the values allowed."""
+argument. Another value is refused before the call begins, in one line that
+names the call, the argument, the value given and the values allowed."""
 from __future__ import annotations
 
 import functools
@@ -36,7 +36,7 @@ def whole(least: int, said: str, most: int = 2**63 - 1) -> Kind:
 
 def number(said: str, above: float = float("-inf"),
            most: float = float("inf"), least: float = float("-inf")) -> Kind:
-    """Returns the kind of numbers over `above`, `least` to `most`; no NaN."""
+    """Returns the kind of numbers > `above` and `least` to `most`, not NaN."""
     return Kind(lambda v: isinstance(v, (int, float))
                 and not isinstance(v, bool) and above < v <= most
                 and v >= least, said)
@@ -96,7 +96,7 @@ def invalid(line: str) -> Invalid:
 
 
 def shown(value: Any) -> str:
-    """Formats a value for a message; of a tensor or module only its type."""
+    """Formats a value; a tensor as dtype and shape, a module as its class."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is not None and isinstance(value, torch.Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape " \

@@ -136,7 +136,7 @@ class Inexact(Unsupported):
 
 class UnknownRows(Unsupported):
     """A layer's argument is refused: it is unknown and may have a sequence
-    dimension. `dims`: those that are as long as the sequence."""
+    dimension. `dims`: its dimensions that are as long as the sequence."""
 
     argument = ""
     dims: tuple[int, ...] = ()

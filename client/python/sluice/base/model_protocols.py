@@ -16,7 +16,7 @@ class WholeKind:
 
     name: str  # of the class
     why: str  # the property that rules out running them by chunks
-    own_attention: bool = False  # whether with the model's own and its masks
+    own_attention: bool = False  # they use the model's attention and masks
     # Device memory that backward of one such layer holds, per token of the
     # batch and per pair of tokens of a sequence.
     bytes_per_token: int = 0
@@ -49,7 +49,7 @@ class Engaging:
 
 
 class Layered(Engaging):
-    """The layers of a twin: a copy of a model for trials (proof/twin)."""
+    """The decoder layers of a model, or of its twin for trials (proof/twin)."""
 
     name: str
     layers: Sequence[nn.Module]

@@ -1,7 +1,7 @@
 """Saves and restores random states. Each chunk that advanced a generator keeps
-the state from before it, from which its replay starts: with other numbers the
-gradient would be that of another function. The replay does not change what the
-user draws later."""
+the state from before it, and its replay starts from that state: with other
+numbers the gradient would be that of another function. The replay does not
+change what the user draws later."""
 from __future__ import annotations
 
 import contextlib
@@ -101,9 +101,9 @@ class Still(TorchDispatchMode):
         return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# Fixed result of each random function, from its arguments, so that a bound
-# that depends on the number of rows is noticed. Dropout calls bernoulli_,
-# except for CUDA's own dropout operator.
+# Maps each random function to its fixed result. The result depends on the
+# arguments, so that a bound that depends on the number of rows is noticed.
+# Dropout calls bernoulli_, except for CUDA's own dropout operator.
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,

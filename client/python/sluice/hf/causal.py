@@ -37,7 +37,7 @@ class Causal:
         self._renew_layers, self._renew_head = renew, renew_head
         self.stream = ends.stream
         self.head = Head(causal, ends)
-        # Whether the head is not that of a transformers language model. Such a
+        # Whether the head is not a transformers language model's. A foreign
         # head may use any row.
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)

@@ -35,8 +35,7 @@ class Held:
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Raises `Unsupported` for a layer that neither is nor wraps one of
-        ours."""
+        """Raises `Unsupported` for a layer that neither is nor wraps ours."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):

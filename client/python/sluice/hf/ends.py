@@ -66,7 +66,7 @@ class Part:
 
 
 class Ends:
-    """The ends of one decoder, which `ends_trial` sets; None: it runs whole."""
+    """The ends of one decoder. `ends_trial` sets them, or None to run whole."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
@@ -119,7 +119,7 @@ class Ends:
         return out
 
     def with_positions(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Adds position_ids from the mask, of which a chunk has only a part."""
+        """Adds position_ids, if they must be computed from the whole mask."""
         mask = given.get("attention_mask")
         if self.counts is None or mask is None or "position_ids" in given:
             return given
@@ -183,9 +183,9 @@ class Ends:
 
     @contextlib.contextmanager
     def leaving(self) -> Iterator[list[Left]]:
-        """Inside, the decoder may return its last layer's output. The list then
-        has a `Left`, by which the head runs the rest on its own chunks. Not if
-        a hook reads the decoder's output, or if it is an FSDP2 unit."""
+        """Inside, the decoder may return its last layer's output, unless a hook
+        reads the decoder's output or the decoder is an FSDP2 unit. The list
+        then has a `Left`, by which the head runs the rest on its own chunks."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):
@@ -235,7 +235,7 @@ class Ends:
 
     def _own(self, given: dict[str, Any], rows: range,
              instead: Callable) -> Any:
-        """Runs the decoder's forward on some rows, `instead` of layers."""
+        """Runs the decoder's forward on rows; `instead` replaces layers."""
         mine = {name: _cut(name, value, rows) for name, value in given.items()}
         if self.says_positions and "position_ids" not in mine:
             mine["position_ids"] = torch.arange(

@@ -174,7 +174,7 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
     given = {"input_ids": ids, "use_cache": False, name: value}
     said = ends.says_positions
     try:
-        # For comparison, without the positions that `says_positions` adds.
+        # The comparison runs without positions that `says_positions` adds.
         ends.says_positions = False
         with torch.no_grad():
             plain = ends.x_of(given, range(ids.shape[1]))

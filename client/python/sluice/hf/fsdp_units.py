@@ -47,7 +47,7 @@ def unhooked(units: Sequence[nn.Module]) -> contextlib.AbstractContextManager:
 
 
 def refuse_compiled(index: int, layer: nn.Module) -> None:
-    """Raises `Unsupported` for a compiled layer: it would compile the probe."""
+    """Raises `Unsupported` for a compiled layer: probes would be compiled."""
     if isinstance(layer, torch._dynamo.OptimizedModule):
         raise Unsupported(f"layer {index}", "it is compiled", "compile modules "
                           "inside of it instead, as layer.mlp.compile()")

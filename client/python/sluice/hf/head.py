@@ -26,14 +26,14 @@ from sluice.hf.ends import Ends
 from sluice.hf.stand_in import Instead, Output, Recorded
 
 ROWS = 256  # least rows per chunk: logits are rows times the vocabulary
-# A chunk has more rows if its logits take at most HIDDEN times the memory of a
-# layer's chunk's hidden states: the layer's own products take more.
+# A chunk gets more rows while its logits take at most HIDDEN times the bytes of
+# the hidden states of a layer's chunk. The layer's own products take more.
 HIDDEN = 8
 _NOT_CALLED = "the head does not call its base model"
 
 
 class Head:
-    """The modules of a causal model outside its base; the decoder's ends."""
+    """The modules of a causal model outside its base model."""
 
     def __init__(self, causal: nn.Module, ends: Ends):
         self.causal, self.ends, self.stream = causal, ends, ends.stream

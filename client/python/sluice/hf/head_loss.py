@@ -3,8 +3,8 @@ in forward; see [Note: chunked head] in head.
 
 [Note: routers' loss] A causal model may add a loss of its router logits to the
 loss of the labels. The model's own forward computes that part alone, in a call
-in which no row has a label. The first call with router logits checks, on a few,
-that the two parts add up to the model's loss.
+in which no row has a label. The first call with router logits checks, on FEW
+rows, that the two parts add up to the model's loss.
 """
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Labels(NamedTuple):
 
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
-    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: the
-    rows' sum by `count`. With `left`, `hidden` is the last layer's output."""
+    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: rows'
+    sum / `count`. With `left`, `hidden` is the last layer's output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 

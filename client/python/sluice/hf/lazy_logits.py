@@ -86,7 +86,7 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values, now also the copies': values may be overwritten."""
+        """Sets the values, and those of copies, before they are overwritten."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -108,7 +108,7 @@ def _as_plain(name: str) -> Callable:
         self.view(self.shape), name)(*args, **kwargs)
 
 
-# These read memory without torch's dispatcher.
+# These methods read memory without torch's dispatcher.
 for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__",
               "__deepcopy__", "data_ptr", "untyped_storage"):
     setattr(LazyLogits, _name, _as_plain(_name))

@@ -156,8 +156,8 @@ class OwnLayers(Patched):
 
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
-        """Returns the step of a call of layer `index`, and its input. The layer
-        or the length may show that a new forward, and so a new step, begins."""
+        """Returns the step of a call of layer `index`, and its input. A new
+        length, or no later layer than the last, begins another forward."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)

@@ -1,6 +1,6 @@
-"""The attention and mask functions that transformers knows as `sluice`. Their
-registration is the only global state of this package. Models call them only
-while a step is engaged (`step.Step.engaged`)."""
+"""The attention and mask functions that transformers knows as `sluice`. This
+package changes nothing else in transformers globally. Models call the functions
+only while a step is engaged (`step.Step.engaged`)."""
 from __future__ import annotations
 
 import functools

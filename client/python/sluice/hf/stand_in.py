@@ -14,7 +14,7 @@ from sluice.node.hidden_rows import stand_in
 
 
 class Output(dict):
-    """A base model's output, for any head: the hidden states, else None."""
+    """A base model's output, for any head; None for fields that are not set."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -28,7 +28,7 @@ class Output(dict):
 
 
 class Recorded(BaseException):
-    """Ends a forward early; `args` is (value,), what is needed of it."""
+    """Ends a forward early; `args` is (value,), the result that is needed."""
 
 
 class Instead(nn.Module):

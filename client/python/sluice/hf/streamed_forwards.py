@@ -35,7 +35,7 @@ def input_of(given: dict[str, Any]) -> Tensor | None:
 def is_streamed(call: Call, stream: Stream, module: nn.Module,
                 given: dict[str, Any]) -> bool:
     """Returns whether a call is streamed: in training, with labels, or without
-    a cache. One that is passed a cache is not; in training it is refused."""
+    a cache. A call that passes a cache is not; in training it is refused."""
     x = input_of(given)
     if not isinstance(x, Tensor) or x.dim() < 2:
         return False
@@ -103,7 +103,7 @@ def refuse_adapters(model: nn.Module) -> None:
 def take_documents(module: nn.Module, given: dict[str, Any]) -> Tensor | None:
     """Removes the descriptions of documents but position_ids from `given`.
     Returns the first row [B, S] of each row's document, if any. Raises
-    `Unsupported` if position_ids disagree or lack, or for an attention_mask."""
+    `Unsupported` for an attention_mask, or without position_ids that agree."""
     said = {name: given.pop(name, None) for name in argument_table.those("packed")}
     said = {name: value for name, value in said.items()
             if isinstance(value, Tensor)}

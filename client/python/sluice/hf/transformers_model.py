@@ -69,7 +69,7 @@ class Adapter(Model):
         # The decoder, or a model of text and images around it that makes its
         # masks.
         self.entry = self.decoder
-        # Not all configs: an image tower, for example, keeps its attention.
+        # Configs of decoder and layers: an image tower keeps its attention.
         self.configs = list({id(m.config): m.config for m in (
             self.decoder, *(m for layer in self.layers
                             for m in layer.modules()))
@@ -226,7 +226,7 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """Refuses a small twin's part that a whole one may run by rows."""
+        """Refuses a small twin if a part `runs_whole`: a whole twin may not."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
@@ -245,7 +245,7 @@ class Adapter(Model):
     def _tried_with_rows(self, stream: Stream,
                          unknown: UnknownRows) -> Unsupported:
         """Tries the dimensions in which the unknown argument may have rows.
-        Returns its refusal with the remedy that passed, or the clearest."""
+        Returns a refusal with the remedy that passed, or the clearest one."""
         refusals: list[Unsupported] = []
         for dim in (*unknown.dims, None):
             with swapped.attributes(stream, rows={**stream.rows,
@@ -283,11 +283,11 @@ class Adapter(Model):
         """Finds the way in which attention is intercepted, in the decoder or in
         a model around it, or raises the first of the least vague refusals.
 
-        In this order: transformers' registry; attention that a layer writes
+        The order is: transformers' registry; attention that a layer writes
         out; if the model was loaded with SDPA, its calls of torch's attention
         with the model's own mask. With `may_be_whole`, ways in which no layer
-        runs in chunks and some have the model's own attention come last, the
-        one with the fewest first.
+        runs in chunks and some layers have the model's own attention come last,
+        the way with the fewest such layers first.
         """
         ways = ["registry", "written out"]
         if self.decoder.config._attn_implementation == "sdpa":
@@ -498,8 +498,8 @@ class Adapter(Model):
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
-            # Not if an end is an FSDP2 unit: all ranks gather units in the same
-            # order, and other ranks may have longer rows, which do not fit.
+            # If an end is an FSDP2 unit, this is skipped: ranks gather units in
+            # one order, and the longer rows of another rank may not fit.
             if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [
@@ -557,8 +557,8 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """Raises `Unsupported` if a forward put over the causal model's calls
-        the decoder: with a group, it would get some rows, not all."""
+        """Raises `Unsupported` if a forward that replaced the causal model's
+        calls the decoder: with a group, it would get some rows, not all."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

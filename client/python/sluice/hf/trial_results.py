@@ -48,7 +48,7 @@ def whole(mine: Stream, layers: Sequence[nn.Module],
 
 
 def _weighed(kind: WholeKind, layer: nn.Module) -> WholeKind:
-    """Scales what was measured in fp32 to the layer's dtype."""
+    """Scales the bytes that were measured in fp32 to the layer's dtype."""
     weights = [p for p in layer.parameters() if p.is_floating_point()]
     size = max(weights, key=nn.Parameter.numel).dtype.itemsize if (
         weights) else WIDE

@@ -37,7 +37,7 @@ class Noted(Instead):
         for key, hook in self._base._forward_pre_hooks.items():
             function = getattr(hook, "func", hook)  # of a partial
             if function.__module__.startswith("torch.distributed"):
-                continue  # FSDP2's gathers weights, which are not used here
+                continue  # FSDP2's hook gathers weights, not used here
             if key in self._base._forward_pre_hooks_with_kwargs:
                 args, kwargs = hook(self._base, args, kwargs) or (args, kwargs)
             else:
@@ -117,7 +117,7 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
 
 
 def _typed(known: Any, own: Any) -> Any:
-    """Casts `known` as `own`: zeros may have led to another dtype."""
+    """Casts `known` to own's dtype: a run on zeros may give another one."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
         return known.to(own.dtype)

@@ -71,16 +71,16 @@ class InFlight:
 class Copies:
     """Copies of one engine. Every method raises the error of a failed copy.
     `count`: started copies; `in_flight`: by direction; `device`: of the
-    tensors; `stream`: torch's that computes, None before the first copy and if
-    the GPU is simulated. Thread safety: one thread at a time, the one that
-    computes."""
+    tensors; `stream`: torch's stream that computes, None before the first copy
+    and if the GPU is simulated. Thread safety: one thread at a time, the one
+    that computes."""
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0
         self.device = compute_device.device_of(session)
         self.stream: int | None = None
         self._follows = self.device.type != "cpu"
-        # It ends before the tensors below are freed: [Note: ends] in leases.
+        # Ended before the tensors below are freed: [Note: ends] in leases.
         self.engine = Engine(session)
         self._library = self.engine.library
         self._handle = self.engine.handle
@@ -232,7 +232,7 @@ class Copies:
         self.stream = stream
 
     def _thin(self, direction: int) -> None:
-        """Waits until the copies in flight are within the limits, or two."""
+        """Waits until copies in flight keep the limits, or only two remain."""
         flight = self.in_flight[direction]
         held = flight.held
         while len(held) > 2 and (flight.nbytes > self._most_bytes

@@ -82,7 +82,7 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # By size: least slack of this window and the last, copies in this one.
+        # Size -> (least slack in this window, in the former, copies in this).
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:

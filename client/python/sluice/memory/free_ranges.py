@@ -3,7 +3,8 @@
 [Note: interrupted books] Ctrl-C may come between any two lines. A range that
 is on one list and not on the other would be handed out twice, and two tensors
 would share its bytes. So a flag marks the books as inconsistent while they
-change; if a change was interrupted, every later call is refused.
+change. If a change was interrupted, every later call of the object is refused;
+its owner replaces it by `around` (slabs, slots).
 """
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _ALIGNMENT = 32  # elements; each state begins at a multiple
 
 class Piece(NamedTuple):
     """Elements `start` to `stop` of a parameter's local values, in memory
-    order, in `states` states each. `last`: its last piece."""
+    order, in each of its `states` states. `last`: the parameter's last."""
 
     parameter: torch.Tensor
     start: int
@@ -40,8 +40,8 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Pieces, and the host addresses of their states: one of a range with all
-    states or, for a part of one large parameter, one per state."""
+    """Pieces, and where their states are in the host: one address if all states
+    are in one range, one per state for a part of a large parameter."""
 
     pieces: list[Piece]
     addresses: list[int]

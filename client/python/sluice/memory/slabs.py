@@ -67,7 +67,7 @@ class Books:
         self.free = FreeRanges()
         # By address: the tensor and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # Tensors that were collected without `drop`, which deletes its own.
+        # Tensors collected without `drop`, which deletes the reference first.
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
     def keep(self, host: HostTensor) -> None:

@@ -4,9 +4,9 @@
 the daemon, so that fetching needs no memory of torch's allocator. Each slot is
 a torch tensor with a storage of its own over leased bytes, made by DLPack.
 Torch does not free it: a slot is free when its storage has no owner, which is
-checked when the next slot is taken. Work enqueued on it by then runs before the
-copy that fills it next, because a copy comes after all compute so far, on
-whichever stream ([Note: streams] in compute_device).
+checked when the next slot is taken. Work on the slot that is enqueued by then
+runs before the copy that fills it next, because a copy comes after all compute
+so far, on whichever stream ([Note: streams] in compute_device).
 
 If the daemon has no more GPU memory or is gone, or DLPack lacks the dtype,
 torch allocates the tensor. The daemon is asked again after a second.
@@ -34,7 +34,7 @@ from sluice.native.session import Session
 ALIGNMENT = 512  # bytes, as torch's own allocator has it
 FIRST_LEASE_BYTES = 4 << 20
 LARGEST_LEASE_BYTES = 256 << 20
-# Seconds without requests after a refusal: not every fetch waits for one.
+# Seconds without requests after a refusal, so that few fetches wait for one.
 ASK_AGAIN_S = 1.0
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
@@ -81,7 +81,7 @@ class _Left(NamedTuple):
 _left: list[_Left] = []
 # Descriptions of tensors that are gone. Torch reads one once more after its
 # storage has lost its last owner, perhaps on another thread or after the
-# interpreter's end. So they are never freed, and the latest _LEFT not reused.
+# interpreter's end. So none is freed, and the latest _LEFT are not reused.
 _spent: collections.deque[_Tensor] = collections.deque()
 _LEFT = 64
 
@@ -138,9 +138,9 @@ class Slots:
                    for address, slot in self._held.items()), 0)
 
     def free(self) -> None:
-        """Gives the leases back once the compute so far is done. One in which a
-        tensor still lives goes back when another arena begins or ends, or with
-        the process. No copy may be running."""
+        """Gives the leases back once the compute so far is done. A lease with a
+        living tensor goes back when another arena begins or ends, or with the
+        process. No copy may be running."""
         _leave(self._leases, self._held, self.device)
         self._free = FreeRanges()
         _free_left()
@@ -154,7 +154,7 @@ class Slots:
         return None if found is None else found[0]
 
     def _lease(self, size: int) -> None:
-        """Adds a lease as large as all together (FIRST_ to
+        """Adds a lease as large as all others together (FIRST_ to
         LARGEST_LEASE_BYTES), at least `size`. If the daemon refuses or is gone,
         tries smaller ones down to `size`, and then leases nothing."""
         want = max(size, min(max(self.nbytes, FIRST_LEASE_BYTES),

@@ -1,7 +1,7 @@
 """ctypes bindings of libsluice.so, C ABI 6: functions, structs, errors. No
 other module knows the C interface (client/sluice.h). A handle is a plain
-integer, owned elsewhere; every function refuses 0 or None with
-INVALID_ARGUMENT."""
+integer, owned elsewhere. Functions that end an object ignore 0 and None; all
+others refuse them with INVALID_ARGUMENT."""
 from __future__ import annotations
 
 import ctypes
@@ -58,7 +58,7 @@ class Limits(_Versioned):
         ("granularity", c_uint64), ("h2d_bytes_per_second", c_double),
         ("d2h_bytes_per_second", c_double),
         ("guaranteed_bytes_per_second", c_double),
-        ("device", c_int32), ("reserved", c_uint32),  # -1: simulated
+        ("device", c_int32), ("reserved", c_uint32),  # device -1: simulated
     ]
 
 
@@ -151,7 +151,7 @@ def _check_version(path: str, version: int) -> None:
 
 
 class Library:
-    """A libsluice.so's functions as attributes; as thread-safe as handles."""
+    """A libsluice.so's functions as attributes; sluice.h has thread safety."""
 
     def __init__(self, path: str) -> None:
         try:

@@ -131,7 +131,7 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
     """Returns the config.toml of a daemon of ours. `host_bytes` is per NUMA
-    node; number, bytes and links are of simulated GPUs."""
+    node; the other numbers describe simulated GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
                       f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))

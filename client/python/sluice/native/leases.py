@@ -28,7 +28,7 @@ class Handle:
     __slots__ = ("value", "before", "_end", "_owner")
 
     def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
-        # ctypes reads NULL as None; 0, which the library refuses, after its end.
+        # ctypes reads NULL as None. After `end` it is 0, which calls refuse.
         self.value = value or 0
         self.before: list[Handle] = []  # to end before this one
         self._end = end
@@ -45,7 +45,7 @@ class Handle:
             self._end(value)
 
     def ours(self) -> bool:
-        """Returns whether this process made it: not in a forked child."""
+        """Returns whether this process, not one it was forked from, made it."""
         return os.getpid() == self._owner
 
 
@@ -87,7 +87,7 @@ class Region:
         self.nbytes: int = library.region_size(leased)
         self.handle = Handle(leased.value, functools.partial(
             _free_region, library, session._handle))
-        # Does not run at exit: the end of the process unmaps the region.
+        # Not run at exit, because the end of the process unmaps the region.
         self._end = weakref.finalize(self, self.handle.end)
         self._end.atexit = False
 

@@ -41,7 +41,7 @@ _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
 _WAIT = number("seconds, 0 or more", least=0, most=1e6)
 
-_labels: set[str] = set()  # that _take_label made for open sessions
+_labels: set[str] = set()  # of open sessions, made by _take_label
 _labels_lock = threading.Lock()
 
 
@@ -269,8 +269,8 @@ class Session:
     def changed_plan(self) -> tuple[int, dict[str, Any]] | None:
         """Returns (number, plan) of the newest changed plan that is not
         answered yet, or None. The daemon changes plans because jobs came or
-        went; only the plan's fractions apply. Does not wait. A plan that has
-        arrived can still be read after the daemon was killed."""
+        went. Only a changed plan's fractions count. Does not wait. A plan that
+        has arrived can still be read after the daemon was killed."""
         text, number = ctypes.c_void_p(), ctypes.c_uint64()
         self._library.check(self._library.session_changed_plan(
             self._value(), ctypes.byref(text), ctypes.byref(number)))
@@ -321,9 +321,9 @@ class Session:
         `wait_s` overrides the session's `lease_wait_s`.
 
         Raises:
-            Error: RESOURCE_EXHAUSTED: the budget or the pool is exceeded;
-                DEADLINE_EXCEEDED: it still is after the wait. Both have the
-                daemon's line. UNAVAILABLE: the daemon is gone.
+            Error: RESOURCE_EXHAUSTED, with the daemon's line: the budget or the
+                pool is exceeded; DEADLINE_EXCEEDED, with that line: it is still
+                exceeded after the wait; UNAVAILABLE: the daemon is gone.
         """
         return self._region(abi.HOST, nbytes, wait_s)
 

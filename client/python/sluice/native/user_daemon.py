@@ -1,7 +1,7 @@
 """Finds or starts the daemon of a session that names none
 (client/python/DESIGN.md, "The daemon of a session"). The end of a Slurm job
-ends its daemon, so each job has its own; each MIG instance too, because CUDA
-shows a process only one."""
+ends its daemon, so each job has its own. Each MIG instance has its own, too,
+because CUDA shows a process only one instance."""
 from __future__ import annotations
 
 import fcntl
@@ -24,7 +24,7 @@ from sluice.native.daemon import (
 )
 
 NODES_OWN = "/run/sluice/session.sock"
-IDLE_S = 600  # without sessions, then it ends; $SLUICE_DAEMON_IDLE_S
+IDLE_S = 600  # seconds without sessions until it ends ($SLUICE_DAEMON_IDLE_S)
 _SIMULATED_GPUS = 8
 _GIB = 1 << 30
 
@@ -108,7 +108,7 @@ def command(folder: str) -> list[str]:
 
 def _start(folder: str) -> None:
     idle = os.environ.get("SLUICE_DAEMON_IDLE_S", str(IDLE_S))
-    # It must see all GPUs: this process and later ones may see only some.
+    # sluiced must see all GPUs; this process may see only some of them.
     seen = {name: value for name, value in os.environ.items()
             if name != "CUDA_VISIBLE_DEVICES" or _instance()}
     with open(log_path(folder), "wb") as log:

@@ -44,8 +44,8 @@ class Call:
               foreign: bool) -> Any:
         """Runs the causal model's own forward, `own`, with a head that does not
         run by rows. With labels, or if the model is unknown (`foreign`), the
-        decoder returns all rows: loss and random numbers after it are the same
-        on every rank."""
+        decoder returns all rows, so that the loss and later random numbers are
+        the same on every rank."""
         kept = given.get("logits_to_keep", 0)
         if not (isinstance(kept, int) and kept == 0):
             self.needs_all = "logits_to_keep"

@@ -11,9 +11,9 @@ states.
 
 A layer that gets one row takes the code path for a generated token, which
 writes its states in place. So no chunk, and no part of one, has a single row,
-unless the sequence has only one. A chunk is a number of whole blocks, by which
-the layers' own loops run too, so that results are rounded as in the plain
-model.
+unless the sequence has only one. A chunk is a whole number of blocks of BLOCK
+rows. The layers' own loops use the same blocks, so that results are rounded as
+in the plain model.
 """
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Carried:
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:
-        """Sets the cache for the replay of chunk `m`, after later ones."""
+        """Sets the cache for the replay of chunk `m`; later chunks go first."""
         self._gradients = {}
         for key, leaf in self._leaves.items():
             if leaf.grad is not None:

@@ -55,11 +55,11 @@ class StepChecks:
 
 
 class Checks:
-    """Chooses the checks of each step of one stream, in the stream's turn."""
+    """Chooses the checks of a stream's steps; called with the stream's lock."""
 
     def __init__(self, how: Check):
         self._how = how
-        self.has_passed = False  # a backward, since the layers were probed
+        self.has_passed = False  # whether a backward passed since the probe
         self.kinds: Sequence[Sequence[nn.Module]] = ()  # layers by kind
         self._steps = 0
 

@@ -1,10 +1,9 @@
 """Replaces attention that a layer computes with torch: by
-F.scaled_dot_product_attention, or as softmax(q k^T * scale + mask) v. Models
-that do not call attention through transformers' registry, or that make their
-own masks, still do that.
+F.scaled_dot_product_attention, or as softmax(q k^T * scale + mask) v, as layers
+do that do not call transformers' registry or that make their own masks.
 
 [Note: scores that are not computed]
-A layer of the second kind makes no call that the stream could answer, and its
+A layer that computes a softmax makes no call for the stream to answer, and its
 scores of all rows with all keys would not fit into memory. So the product of a
 chunk's q and k is not computed: a `Scores` stands for it and records what the
 layer does with it (a scale, a mask, the softmax). When the layer multiplies the
@@ -89,7 +88,7 @@ class Scores(Standing):
     scale: float = 1.0
     heads: tuple[int, int] | None = None  # B and H of [B * H, ...], if known
     seen: tuple[Intervals, ...] = ()  # a row sees the keys in all of them
-    times: Tensor | None = None  # zeros and ones that multiply it
+    times: Tensor | None = None  # zeros and ones that multiply the scores
     weights: bool = False  # whether the softmax was applied
 
     @property
@@ -345,7 +344,7 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
     return whole
 
 
-# Masks that a layer slices from a buffer [..., M, M] of its own.
+# The masks below are slices of a buffer [..., M, M] of the layer's own.
 
 def _is_mask(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bool and (
@@ -364,8 +363,8 @@ def _is_complement(value: Any, times: Tensor) -> bool:
 
 
 def _intervals_of(view: Any) -> Intervals | None:
-    """Returns the mask of all rows if `view` is a slice of a buffer [..., M, M]
-    of the running layer, of its first rows and keys; else None."""
+    """Returns the mask of all rows if `view` is the first rows and keys of a
+    buffer [..., M, M] of the running layer; else None."""
     if not isinstance(view, Tensor) or view.dim() < 2:
         return None
     for buffer in running().module.buffers():

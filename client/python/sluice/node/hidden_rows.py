@@ -115,7 +115,7 @@ class HostRows:
         self._scale = factor if self._scale is None else self._scale * factor
 
     def tensor(self) -> Tensor:
-        """Returns a stand-in, valid until `InHost.reading` gets it."""
+        """Returns a stand-in, valid until it is passed to `InHost.reading`."""
         return self._place.standing(self, self._shape, self._dtype)
 
 
@@ -162,7 +162,7 @@ class Standing:
 
     def standing(self, rows: Rows, shape: Sequence[int], dtype: torch.dtype
                  ) -> Tensor:
-        """Returns a stand-in for rows of this shape but for their number."""
+        """Returns a stand-in of this shape, but with `length` rows."""
         batch, _, *width = shape
         made = stand_in((batch, self._length, *width), dtype, self.device)
         # Detached, because this reference must not keep the graph.

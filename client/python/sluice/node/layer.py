@@ -52,12 +52,12 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs beside y, each of them None; None: no tuple.
+        # Number of outputs after y in the layer's tuple; None: it has no tuple.
         self._beside: int | None = None
         self._chunk = self._site = 0  # of the running forward
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # of the running forward
-        # Set in a compared replay; `_compared` while a part of the chunk runs.
+        # `_parts` is set in a compared replay, `_compared` while a part runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
         self._batch = 0  # sequences
@@ -237,8 +237,8 @@ class LayerCall(chunked_module.ChunkedCall):
 
     def _sparing(self, x: Tensor, extra: list[Tensor]
                  ) -> contextlib.AbstractContextManager:
-        """Skips products in a replay, or tracks it to find products that later
-        ones can skip; see [Note: spared products] in skipped_products."""
+        """Skips products in a replay, or finds products that later replays can
+        skip; see [Note: spared products] in skipped_products."""
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:

@@ -2,8 +2,8 @@
 added up inside the matrix product.
 
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
-and adds it to the sum: this reads and writes the weight's size three more
-times, and a chunk has few rows compared with its weights. So plain linear
+and adds it to the sum. Each such pass over memory of the weight's size counts,
+because a chunk has few rows compared with its weights. So plain linear
 layers run in a replay as nodes of ours. Their backward adds its product, within
 the multiplication, to torch's own sum, `.grad` of the weight's alias. The
 gradient is returned to torch instead if no sum exists (first chunk), if the
@@ -41,7 +41,7 @@ class Product(torch.autograd.Function):
                 make: Callable) -> Tensor:
         ctx.save_for_backward(x, weight)
         y = make(x, weight, bias)
-        # The layer may write it in place, which torch refuses for a view.
+        # The layer may write y in place, which torch refuses for a view.
         return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod

@@ -56,9 +56,9 @@ class Patch:
         module.forward = self
 
     def _of(self, module: nn.Module) -> Callable:
-        """Returns the forward of a copy of the module, which is not streamed,
-        or, if it shares the weights (by compile_regions), the streamed forward,
-        because its own modules would run unstreamed."""
+        """Returns the forward of `module`, which may be a copy. A copy that
+        shares the weights (compile_regions) is streamed, because its own
+        modules would run unstreamed; other copies are not."""
         if module is self.module:
             return self
         mine, others = (next(m.parameters(), None) for m in (

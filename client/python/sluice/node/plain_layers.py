@@ -4,8 +4,9 @@ and nothing is replayed (client/python/DESIGN.md, "Layers that fit").
 [Note: plain layers]
 The first step is streamed, and so is each step of more tokens than any before
 it, because its peak is not known. In other steps a layer runs plain if there is
-room for the bytes that it and all later layers keep, plus once more the largest
-of these as working memory of a backward. The last layers are preferred: their
+room for the bytes that it and all later layers keep, and for the working memory
+of a backward: the largest of these again (twice if the model's attention writes
+scores out). The last layers are preferred: their
 backward runs first, so their memory is free again when the streamed layers'
 backward begins.
 
@@ -37,8 +38,8 @@ STREAMED = object()  # returned if the layer, decoder or head must be streamed
 _UNBOUNDED = sys.maxsize
 _SPARE = 16  # 1 / _SPARE of a GPU's memory stays free, for fragmentation
 # Room that a layer, one that writes out scores [S, S], and a head need, as
-# multiples of the bytes that each keeps: working memory is as much, or twice
-# that if scores, or logits, have their own softmax and gradient.
+# multiples of the bytes that each keeps. Working memory takes as much again, or
+# twice as much if scores, or logits, have a softmax and a gradient.
 _LAYER, _WRITES, _HEAD = 2, 3, 3
 _REPLAYED = 0.875  # a replay saves (o, lse) in fp32: up to a tenth more
 
@@ -74,7 +75,7 @@ class _Noting:
 
     def run(self, own: Callable[[], Any]) -> Any:
         """Returns the result of `own`, or STREAMED if that saves more than the
-        limit. It runs to its end: torch leaks a tensor if its hook raises."""
+        limit. `own` is not cut short: torch leaks a tensor if a hook raises."""
         with saved_tensors_hooks(self._pack, lambda box: box[0]):
             out = own()
         self._boxes.clear()
@@ -94,8 +95,8 @@ class _Noting:
 
 
 class Room:
-    """Limits the device memory that plain runs of one stream keep; used in the
-    stream's turn. `hbm`: maximum bytes; None: what streamed steps leave free on
+    """Limits the device memory that plain runs of one stream keep; used with
+    the stream's lock. `hbm`: maximum bytes; None: what streamed steps leave on
     a GPU. `say` prints a message for the user."""
 
     def __init__(self, hbm: int | None, device: torch.device,
@@ -109,7 +110,7 @@ class Room:
     def forget(self) -> None:
         """Makes the next step streamed, and discards all measured sizes."""
         self._tokens = 0  # of the longest step that was streamed
-        self._peak = 0  # bytes that it took on a GPU
+        self._peak = 0  # most bytes that a streamed step took on a GPU
         # By kind of layer: bytes per row that its replays save.
         self.rows: dict[int, float] = {}
         self.parts = _LAYER
@@ -150,7 +151,7 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size at this length or up to an eighth more, or None."""
+        """Returns the size at this length or up to 1/8 longer, else None."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),

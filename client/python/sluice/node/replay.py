@@ -65,9 +65,9 @@ def nodes(y: Tensor) -> Iterator[Any]:
 
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
                     ) -> contextlib.AbstractContextManager:
-    """Makes the module compute with `others`, tensors by the id of the
-    parameter that each replaces, or with the parameter. All are nn.Parameter:
-    torch's parametrizations would turn others into buffers."""
+    """Makes the module compute with `others`: id of a parameter -> replacement.
+    Parameters without one stay. Replacements are nn.Parameter, because torch's
+    parametrizations would turn tensors into buffers."""
     return swapped.items(*(
         (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
         for s in found))
@@ -134,8 +134,8 @@ class Snapshot:
 
     def restore(self, if_changed: bool = False) -> None:
         """Restores the same tensor objects with their former contents. With
-        `if_changed` only buffers that were written are written back: a write to
-        another would break a graph that saved it."""
+        `if_changed` only buffers that were written are written back: writing to
+        the others would break graphs that saved them."""
         for owner, name, buffer, value, version in self._kept:
             if not if_changed or buffer._version != version:
                 with torch.no_grad():

@@ -30,7 +30,7 @@ from sluice.base.hashing import fingerprint
 from sluice.node.replay import Slot, Snapshot
 
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
-# Attributes that hold a module's submodules and hooks; torch's global hooks.
+# Names of a module's submodules and hooks, and (_OF_ALL) of global hooks.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
 _ALL = nn.modules.module
@@ -70,8 +70,8 @@ class Setting:
             if buffer is not None and (owner, name) not in self._written]
 
     def check(self) -> None:
-        """Raises RuntimeError if something that is not restored was changed; in
-        the stream's turn: backwards of other threads put aliases in place."""
+        """Raises RuntimeError if something that is not restored was changed.
+        Needs the stream's lock: backwards of other threads set aliases."""
         for owner, then in zip(self._modules[1:], self._forwards):
             if forward_of(owner) != then:
                 self._refuse(owner, "forward")
@@ -94,9 +94,9 @@ class Setting:
             "weights and buffers, after all backwards")
 
     def take_rewritten(self) -> None:
-        """Compares parameters that the call has written by their contents from
-        now on: torch's parametrizations write a parameter with itself when they
-        are added, as PEFT does in each forward."""
+        """From now on compares the contents, not versions, of parameters that
+        the call has written. Adding torch's parametrizations, as PEFT does in
+        each forward, writes a parameter with its own value."""
         self._parameters = [
             (slot, contents if contents.are_of(slot.parameter) else
              _Contents(slot.parameter, _sum(slot.parameter)))
@@ -242,8 +242,8 @@ def plain_class(module: nn.Module) -> type:
 
 
 def forward_of(module: nn.Module) -> tuple[type, Any]:
-    """Returns the class and the own forward, which decide what a call runs. One
-    of ours in place for a while (patch, linears, units) counts as none."""
+    """Returns the class and the instance's forward, which decide what a call
+    runs. A forward of Sluice's (patch, linears, fsdp_units) counts as none."""
     own = vars(module).get("forward")
     ours = str(getattr(own, "__module__", "")).startswith("sluice.")
     return plain_class(module), None if ours else own

@@ -4,8 +4,8 @@
 Layers of Gemma-4 take the keys and values of an earlier layer from a dictionary
 that all of them are called with. Each chunk gets a dictionary of ours instead.
 Backward reaches the later layers first: the gradients of what they have taken
-are added up in the host, and are those of what the earlier layer's replay puts
-there.
+are summed in the host. The replay of the earlier layer uses the sums as the
+gradients of what it puts there.
 """
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ class Handing:
         self.left: set[Hashable] = set()
 
     def begin(self, m: int, puts: bool, replays: bool) -> None:
-        """Prepares a forward of chunk `m`: the first one, which `puts` tensors,
-        or the one that `replays` and has gradients."""
+        """Prepares a forward of chunk `m`: the first one `puts` tensors, the
+        replay has gradients, running again (rerun) does neither."""
         self.collect()
         self._m, self._puts, self._replays = m, puts, replays
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sluice.base.errors import Unsupported
 
-ASKED = "output_router_logits"  # transformers' argument, and in its configs
+ASKED = "output_router_logits"  # argument of models, field of configs
 
 
 class Side:
@@ -38,7 +38,7 @@ class Side:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         self._seen.clear()
-        if self.is_own:  # its forward runs without its hooks
+        if self.is_own:  # the layer's forward runs without the layer's hooks
             yield
             return
         with self._module.register_forward_hook(self._note):

@@ -55,8 +55,8 @@ _TERMS = frozenset(
 
 def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
                ) -> tuple:
-    """Returns what decides which products a layer's replay needs; called during
-    one, with the parameters' aliases. `attributes`: plain attributes,
+    """Returns what decides which products a layer's replay needs; called in a
+    replay, with the parameters' aliases. `attributes`: plain attributes,
     submodules and hooks; `inputs`: hidden states and other arguments."""
     return attributes, tuple(t.requires_grad for t in (
         *layer.parameters(), *inputs)), _hooks_on_saved()

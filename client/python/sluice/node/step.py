@@ -89,8 +89,8 @@ class Step:
                  carriers: Collection[nn.Module]):
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # the ranks that share the sequence
-        # Chunks of the whole sequence, which attention sees; where this rank's
-        # rows of them are; and chunks of its rows alone, for everything else.
+        # `whole`: chunks of the sequence, which attention sees. `own`: this
+        # rank's rows of each. `chunks`: the same rows, counted from 0 on.
         self.whole = chunks_of(length, chunk, ranks.size if ranks else
                                carried_state.LEAST if carriers else 1)
         self.own = ranks.own(self.whole) if ranks else self.whole
@@ -111,7 +111,7 @@ class Step:
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
-        # By layer that was tracked in a replay: products that later ones skip.
+        # By layer: products that replays skip, as a tracked replay found.
         self.spared: MutableMapping[nn.Module, Spared] = {}
         # Layers that number their rows; number of the sequence's first row.
         self.numbered: Container[nn.Module] = ()
@@ -129,15 +129,15 @@ class Step:
         # and one that makes the model's own mask.
         self._masks: dict[int, tuple[Tensor, Callable[[], Intervals],
                                      Callable[[], Any]]] = {}
-        # With packed rows: the first row [B, S] of each row's document. Layers
-        # do not get descriptions of these: the mask must keep them apart.
+        # With packed documents: the first row [B, S] of each row's document.
+        # Layers get no other description, so the mask must separate documents.
         self.documents: Tensor | None = None
-        # The first row [B, S] of each row's part, if the mask must not part
-        # them.
+        # If set, the first row [B, S] of each row's part, between jumps of
+        # position_ids; a mask that separates the parts is refused.
         self.parts: Tensor | None = None
         # bool [B, S], from the caller's 2-D mask: rows that may see no key.
         self.padding: Tensor | None = None
-        self.blind: Tensor | None = None  # those blind in some layer
+        self.blind: Tensor | None = None  # rows that saw no key in some layer
         self.progress: Progress | None = None  # None if progress output is off
         # By layer: its outputs besides hidden states; see [Note: sides].
         self.sides: dict[nn.Module, Side] = {}
@@ -183,7 +183,7 @@ class Step:
         return self._written.get(layer, [])
 
     def forget_handed(self) -> None:
-        """Drops tensors handed on; calls that use them keep them."""
+        """Drops tensors that layers share; calls that use them keep them."""
         self.handed = Handed(self.arena, self.device)
 
     def forward_over(self) -> None:
@@ -259,7 +259,7 @@ class Step:
     def scores_bytes(self, tree: Any, writes: bool, x: Tensor) -> int:
         """Returns the bytes of tensors [S, S] that the model's own attention
         makes for x [B, S, H]: probabilities if it `writes` them, else the masks
-        in `tree`, its arguments, that are not causal."""
+        in the layer's arguments `tree` that are not causal."""
         if writes:
             heads = max((heads for heads, *_ in self.attended), default=1)
             each = heads * (4 if x.itemsize == 4 else 4 + x.itemsize)

@@ -58,8 +58,8 @@ class Stats:
     host_leased_bytes: int
     blocks: int  # blocks of attention run forward
     steps: int  # forwards of the decoder that were streamed
-    # Kernels that computed those blocks: of CUDA by the names that stream()
-    # takes, "flash on the CPU", "whole scores".
+    # Kernels that computed those blocks: "flash on the CPU", "whole scores", or
+    # a CUDA kernel by its name in stream().
     kernels: tuple[str, ...] = ()
     plain_layers: int = 0  # not streamed in the latest forward
     plain_bytes: int = 0  # on the device, kept by these until backward
@@ -79,10 +79,10 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # "auto" in probes, which also run in fp32, as not all kernels can.
+        # "auto" in probes: they also run in fp32, which some kernels cannot.
         self.kernel: Kernel = "auto"
         self.rerun = how.rerun  # fraction of each sequence that runs again
-        self.in_host = False  # whether hidden states are; false in a probe
+        self.in_host = False  # hidden states are in the host; false in a probe
         self.policy = policy
         self.planning: Planning | None = None
         self.rows = {**ROWS, **(how.rows or {})}
@@ -90,8 +90,8 @@ class Stream:
         self.peers: PeerWatch | None = None  # on real GPUs or nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
-        # The causal model's running call: user code in between does not pass
-        # it.
+        # The running call of the causal model. It is not an argument, because
+        # user code calls the decoder.
         self.call: Call | None = None
         self.returns_tuple: dict[nn.Module, bool] = {}  # found by the probe
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
@@ -131,7 +131,7 @@ class Stream:
                     self.planning.kinds if self.planning else {}, self.carriers)
         if not check:
             # A trial's step keeps a lock of its own: the trial's thread holds
-            # the stream's turn while it waits for the layer's backward, which
+            # the stream's lock while it waits for the layer's backward, which
             # on a GPU runs in another thread.
             step.turn = self.turn
         step.progress = None if alone else self.progress
@@ -160,7 +160,7 @@ class Stream:
         return made
 
     def forget(self) -> None:
-        """Drops what a trial's findings outlive: session, ranks, arena."""
+        """Drops session, ranks and arena. A trial's findings outlive them."""
         self.session = self.ranks = None  # type: ignore[assignment]
         self.arena = self.turn = None  # type: ignore[assignment]
 
@@ -205,8 +205,8 @@ class Stream:
 
     @contextlib.contextmanager
     def probing_again(self) -> Iterator[None]:
-        """Wraps a probe within a call, which keeps counters and kernel.
-        Discards what earlier probes and replays found about the layers."""
+        """Wraps a probe within a call, and restores counters and kernel at its
+        end. Discards what earlier probes and replays found about layers."""
         self._spared.clear()
         if self.room is not None:
             self.room.forget()

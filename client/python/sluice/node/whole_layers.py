@@ -56,8 +56,8 @@ def call_of(step: Step, layer: nn.Module, own: Callable, x: Tensor,
 
 
 def run(call: LayerCall, x: Tensor) -> Tensor:
-    """Returns y of `call`'s layer, like `layer.run`. Hidden states in the host
-    are joined before a whole layer, and split behind it."""
+    """Returns y of `call`'s layer, like `layer.run`. Hidden states behind a
+    stand-in are joined before a whole layer, and split after it."""
     place, chunks = call.step.hidden, call.step.chunks
     if not isinstance(call, WholeCall) or not isinstance(place, Standing):
         return layers_.run(call, x)
@@ -72,7 +72,7 @@ class _Given(Arguments):
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
                  kwargs: dict[str, Any], own: bool, has_rows: bool):
         self._step, self._own, self._positional = step, own, len(args)
-        self._has_rows = has_rows  # [B, S, ...], as our masks need them
+        self._has_rows = has_rows  # x is [B, S, ...], as our masks need it
         named = named_arguments(layer, args, kwargs)
         self._names = [name for name, _ in named]
         self.held = {i: value for i, (_, value) in enumerate(named)

@@ -51,7 +51,7 @@ from sluice.proof.trial import (
 T = TypeVar("T")
 # Relative to a norm: rounding gives 1e-6, a wrong mask or a lost loss 1e-1.
 LIMIT = 1e-3
-# To the output's norm: outputs are well-conditioned, some gradients not.
+# Relative; outputs are well-conditioned, while some gradients are not.
 OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
 # Relative to the rows' deviation; near ties of routers are about 1e-6.
@@ -62,7 +62,7 @@ SQUARES = 1e-2  # of a layer's bytes; less growth with S^2 is noise
 
 def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:
     """Raises `Unsupported` for the first kind of layer that is not exact in
-    chunks; with `may_be_whole` that is not exact when run whole either.
+    chunks; with `may_be_whole` only if it is not exact when run whole either.
     `adapter` belongs to a twin."""
     while True:
         try:
@@ -165,8 +165,8 @@ def on_devices(stream: Stream, name: str, own: torch.device,
 
 @contextlib.contextmanager
 def trying(device: torch.device) -> Iterator[None]:
-    """For trials on a device: a fixed seed, gradients, no autocast. Restores
-    the random state."""
+    """Sets a fixed seed and gradients, and no autocast, for trials on a device.
+    Restores the random state."""
     # Trials on the CPU ignore a default device that the user has set.
     default = device if device.type == "cpu" else contextlib.nullcontext()
     with undisturbed(device), default, torch.autocast(

@@ -1,4 +1,4 @@
-"""Signatures: trials of one model hold for all models with its signature.
+"""Computes signatures: trials of a model hold for models with an equal one.
 
 [Note: signatures]
 A signature covers everything that a model computes with except the values of

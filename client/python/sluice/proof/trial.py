@@ -41,8 +41,8 @@ class Result(NamedTuple):
 
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
-    """Runs the layer with the model's own attention, on rows with the numbers
-    of `numbered`. Raises `Unsupported` if it draws numbers of Python or numpy,
+    """Runs the layer with the model's own attention; `numbered` numbers its
+    rows. Raises `Unsupported` if it draws numbers of Python or numpy,
     uses weights that are no parameters, or keeps a tensor with its graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
@@ -102,8 +102,8 @@ def run_chunked(adapter: Layered, stream: Stream, index: int, x: Tensor,
                 seen: Seen, scale: float = 1.0, first: int = 0,
                 saved: dict[int, int] | None = None) -> Result:
     """Runs the layer streamed, in three chunks or, if the stream says so,
-    whole. Rows are numbered from `first`. A layer that runs whole notes the
-    bytes that autograd saves in `saved`."""
+    whole. Rows are numbered from `first`. If the layer runs whole, `saved`
+    gets the bytes that autograd saves, by storage."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     step = stream.begin(x.shape[1] if seen.step is None else seen.step.length,
                         x.device, adapter, chunk=CHUNK, check=True, alone=True)

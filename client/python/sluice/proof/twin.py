@@ -50,8 +50,8 @@ class Twin:
         vocabulary: (tokens, fewer): outside the layers a dimension of size
             `tokens` shrinks to `fewer`; None: nothing shrinks.
         constructed: returns a module like the given one, with buffers' values.
-        forwards: for modules with a forward of Sluice's on the instance: that
-            before it, or None.
+        forwards: the former instance forward, or None, of each module on which
+            Sluice has set a forward.
     """
 
     def __init__(self, roots: Iterable[nn.Module], device: torch.device,
@@ -85,7 +85,7 @@ class Twin:
     def initialise(self, init: Callable[[nn.Module], object]) -> None:
         """Initialises drawn weights such that each has a visible effect:
         applies `init` to the modules of drawn vectors and adds noise to these;
-        draws matrices again that keep a vector's norm."""
+        draws matrices again such that they keep a vector's norm."""
         with torch.no_grad():
             for owner in dict.fromkeys(owner for owner, weight in self.drawn
                                        if weight.dim() < 2):

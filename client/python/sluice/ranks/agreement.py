@@ -52,7 +52,7 @@ def asked(device: torch.device, settings: Mapping[str, Any],
 def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
     """Compares the ranks' calls; a collective. Raises `Error` on all ranks if
     they differ. Returns the same seed on all, from one rank's random state.
-    `outer`: the enclosing call; with both the host waits for a GPU once."""
+    `outer`: the enclosing call, compared too; the host waits only once."""
     if outer is None:
         outer = Asked({}, torch.zeros_like(inner.hashes))
     own = torch.stack([outer.hashes, inner.hashes])

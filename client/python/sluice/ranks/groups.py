@@ -55,8 +55,8 @@ class Ranks:
         # entered.
         self._stream, self.call = _made[group.group_name], 0
         self.failed: PeerFailed | None = None  # set by a PeerWatch, never reset
-        # Whether other nodes' deaths are heard: then only the PeerWatch reads
-        # the board.
+        # Whether the PeerWatch learns of deaths on other nodes. Only it reads
+        # the board then.
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
@@ -114,9 +114,9 @@ class Ranks:
     def filled(self, parts: Sequence[Tensor | None], like: Sequence[Tensor]
                ) -> list[Tensor | None]:
         """Returns the gradients `parts` of the parameters `like`, with zeros
-        for None where another rank has a gradient (of an expert, say): a
-        reduction needs the same on each. A collective; the host waits if this
-        rank lacks one."""
+        for None where another rank has a gradient (of an expert, say), because
+        the ranks must reduce the same tensors. A collective; the host waits if
+        this rank lacks a gradient."""
         if not parts:
             return []
         own, device = [p is not None for p in parts], like[0].device

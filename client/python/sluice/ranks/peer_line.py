@@ -51,7 +51,7 @@ class _Peer:
         self.unread, self.closed_at = b"", float("inf")
 
     def send(self, line: str) -> None:
-        # Messages are few and short: only the buffer to a dead node is full.
+        # Messages are few and short: a full buffer means that the node is dead.
         with contextlib.suppress(OSError):
             self.connection.send(f"{line}\n".encode())
 
@@ -59,7 +59,7 @@ class _Peer:
         """Returns the complete lines that have arrived. Sets `closed_at` if the
         connection is closed."""
         with contextlib.suppress(BlockingIOError):
-            # These report a reset, and that keepalive timed out.
+            # These errors report a reset or a keepalive time-out.
             with contextlib.suppress(ConnectionError, TimeoutError):
                 while some := self.connection.recv(4096):
                     self.unread += some

@@ -55,7 +55,7 @@ class PeerWatch:
         return PeerWatch(ranks, session, device)
 
     def computes(self) -> None:
-        """Notes the calling thread and its current stream: it computes."""
+        """Notes that the calling thread and its current stream compute."""
         self._thread = threading.get_ident()
         self._stream = None if self._device.type == "cpu" else (
             torch.cuda.current_stream(self._device))
@@ -89,7 +89,7 @@ class PeerWatch:
         waits = self._stream is None or not self._stream.query()
         if not self._ranks.within and waits:
             _raise_in(self._thread, failed)  # before abort() ends its wait
-        # Gloo's fail by themselves when the dead rank's connections close.
+        # Gloo's collectives fail when the dead rank's connections close.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
 

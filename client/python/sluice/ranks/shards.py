@@ -5,8 +5,8 @@ gives all ranks of a group the same batches.
 With a group of P ranks, `loss` is the mean over the labels of the whole
 sequences, the same on each rank. A parameter's gradient on one rank is P times
 the contribution of that rank's rows, so that the *average* over the ranks, as
-DDP and FSDP2 compute it, is the gradient of `loss`. Without these, average over
-the group:
+DDP and FSDP2 compute it, is the gradient of `loss`. Without DDP and FSDP2,
+average over the group:
 
     for p in model.parameters():
         torch.distributed.all_reduce(p.grad, group=group)
