@@ -267,8 +267,8 @@ absl::StatusOr<std::unique_ptr<JsonlFile>> JsonlFile::Open(
       open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!file->fd_) {
     const int error = errno;
-    return BadInput(
-        fmt::format("--log-jsonl {}: {}", path, std::strerror(error)), error);
+    return BadInputOfErrno(
+        error, fmt::format("--log-jsonl {}: {}", path, std::strerror(error)));
   }
   return file;
 }
@@ -348,10 +348,11 @@ absl::Status CheckTracePath(const std::string& path) {
       open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
   if (!fd) {
     const int error = errno;
-    return BadInput(fmt::format("--trace {}: {}; name a file in a folder that "
-                                "can be written",
-                                path, std::strerror(error)),
-                    error);
+    return BadInputOfErrno(
+        error,
+        fmt::format(
+            "--trace {}: {}; name a file in a folder that can be written", path,
+            std::strerror(error)));
   }
   if (!was_there) unlink(path.c_str());
   return absl::OkStatus();

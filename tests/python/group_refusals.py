@@ -41,12 +41,15 @@ def other_rows(session, group) -> None:
     stream.unstream()
 
 
-def other_chunks(session, group) -> None:
-    model = tiny()
-    sluice.stream(model, session=session, group=group, quiet=True,
-                  chunk=CHUNK + dist.get_rank(group))
-    with pytest.raises(sluice.Error, match="agree on chunk.*'chunk': 1"):
-        model(**batch())
+def other_settings(session, group) -> None:
+    rank = dist.get_rank(group)
+    for own, said in ((dict(chunk=CHUNK + rank), "agree on chunk.*'chunk': 1"),
+                      (dict(chunk=CHUNK, rerun=rank / 2),
+                       "agree on rerun.*'rerun': 0")):
+        model = tiny()
+        sluice.stream(model, session=session, group=group, quiet=True, **own)
+        with pytest.raises(sluice.Error, match=said):
+            model(**batch())
 
 
 def refused_models(session, group) -> None:
@@ -147,5 +150,5 @@ class Breaking:
 
 
 REFUSALS = {f.__name__: f for f in (
-    other_rows, other_chunks, refused_models, refused_calls, forward_put_over,
+    other_rows, other_settings, refused_models, refused_calls, forward_put_over,
     one_rank_fails)}

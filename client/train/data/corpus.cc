@@ -151,9 +151,9 @@ absl::Status Corpus::AddFolder(const std::string& path) {
     if (!binary) found.emplace_back(name, size);
   }
   if (error) {
-    return BadInput(fmt::format("--data {}: cannot walk the folder: {}", path,
-                                error.message()),
-                    error.value());
+    return BadInputOfErrno(error.value(),
+                           fmt::format("--data {}: cannot walk the folder: {}",
+                                       path, error.message()));
   }
   std::sort(found.begin(), found.end());
   for (const auto& [name, size] : found) AddText(name, size);

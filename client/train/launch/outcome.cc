@@ -47,7 +47,11 @@ const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
 
 }  // namespace
 
-absl::Status BadInput(std::string_view message, int error) {
+absl::Status BadInput(std::string_view message) {
+  return absl::InvalidArgumentError(std::string(message));
+}
+
+absl::Status BadInputOfErrno(int error, std::string_view message) {
   return Mark(absl::InvalidArgumentError(std::string(message)),
               ShortageOfErrno(error));
 }

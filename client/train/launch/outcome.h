@@ -27,9 +27,10 @@ inline constexpr int kExitDiskFull = 4;
 inline constexpr int kExitOpenFiles = 5;
 inline constexpr int kExitInterrupted = 130;  // as a shell reports SIGINT
 
-// Returns InvalidArgument: the user can fix it. `error` is the errno of a
-// failed system call; it marks the status with what ran out.
-absl::Status BadInput(std::string_view message, int error = 0);
+// Returns InvalidArgument: the user can fix it. The errno of a failed system
+// call marks the status with what ran out.
+absl::Status BadInput(std::string_view message);
+absl::Status BadInputOfErrno(int error, std::string_view message);
 template <typename... Args>
 absl::Status BadInput(fmt::format_string<Args...> text, Args&&... args) {
   return BadInput(fmt::format(text, std::forward<Args>(args)...));

@@ -19,7 +19,7 @@ from sluice.ranks.groups import Ranks
 
 # Settings and inputs that the error names. Their number is fixed, so that ranks
 # with different arguments reduce equal shapes.
-SETTINGS = ("call", "chunk", "min_tokens", "length")
+SETTINGS = ("call", "chunk", "rerun", "min_tokens", "length")
 INPUTS = tuple(argument_table.those("agreed"))
 # The last hash, without a name, is the random state, which may differ.
 _NAMES = (*SETTINGS, *INPUTS, "another argument", "")
@@ -37,7 +37,7 @@ def asked(device: torch.device, settings: Mapping[str, Any],
           given: Mapping[str, Any]) -> Asked:
     """Hashes the settings and arguments of a call: only shape and dtype of
     floating-point tensors, but the bits of hidden_states."""
-    hashes = [of_values(settings.get(name)) for name in SETTINGS]
+    hashes = [of_values(settings[name]) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]
     hashes.append(sum((_of(given[name], device) ^ of_values(name)
