@@ -175,14 +175,14 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
     // The kernel reports a connection reset once, before the packets that the
-    // peer sent, of which one may have the reason.
+    // peer sent, one of which may state the reason.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
   ReceivedFds fds(header, discard);
-  // An empty packet looks the same, but our peers send none.
+  // 0 is the end of the stream, or an empty packet, which no peer sends.
   if (size == 0) return std::nullopt;
   if (header.msg_flags & MSG_TRUNC) {
     return absl::InvalidArgumentError(
