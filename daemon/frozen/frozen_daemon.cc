@@ -28,8 +28,9 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-// Answers administrators. By ShowState, a daemon of another version can check
-// whether it could take over (`sluiced --check-state`).
+// By ShowState, a daemon of another version can check whether it could take
+// over
+// (`sluiced --check-state`).
 struct FrozenAdmin final : admin::Admin::Service {
   FrozenAdmin(const absl::Status& frozen, const Starter& kept)
       : why(ToGrpc(frozen)), starter(kept) {}

@@ -24,12 +24,12 @@ struct Outgoing {
 
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Memory reserved for others is not free for `rank` (null: an observer).
+// Memory reserved for others counts as free only for an observer (`rank` null).
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
-// `rank`: null for an observer. On NUMA nodes other than that of its GPU, only
-// what the rank may borrow counts as free.
+// Fills `welcome` for `rank` (null: an observer). On NUMA nodes other than that
+// of its GPU, only what the rank may borrow counts as free.
 void FillNode(const Core& core, const std::string& sim_directory,
               const Session* rank, wire::Welcome& welcome);
 

@@ -88,7 +88,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Tell posts: policy is in the middle of a decision.
+    // Tell only posts, because policy is in the middle of a decision.
     return Tell({{id, pool, size, *ready}});
   }
   Lane& lane = LaneOf(pool);
@@ -200,7 +200,7 @@ void Extents::Tell(std::vector<Wanted> made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // See extents_. A duplicate, so adopted memory need not be exported.
+  // Where the device reports no holders, adopted memory cannot be exported.
   SharedFd fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, ToShared(kept.Duplicate()));
@@ -273,7 +273,7 @@ Arena::Arena(device::Driver* driver, const Options& options)
   }
 }
 
-// The threads have ended before memory is released.
+// Ends all threads before it releases memory, which they use.
 Arena::~Arena() {
   for (auto& [numa, node] : nodes_) {
     node.thread->Finish(absl::InfiniteDuration());

@@ -90,7 +90,7 @@ absl::StatusOr<std::unique_ptr<GrantPages>> GrantPages::Start(
       std::unique_ptr<GrantPages>(new GrantPages(std::move(links), clock));
   pages->limits_.reset(is_new ? new (page) GrantLimits() : page);
   pages->limits_->generation = generation;
-  // Other users cannot reopen their descriptor for writing.
+  // With mode 0444, other users cannot reopen their descriptor for writing.
   if (fchmod(writer.get(), 0444) != 0) {
     return ErrnoStatus(errno, "protect the grant page");
   }
@@ -204,9 +204,8 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const GrantUseSlot& use = page->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
-      // The deadline of the copy at the front or of a later one. That of an
-      // earlier copy would have passed, and the copy at the front would count
-      // as late.
+      // Read after due_bytes, so it is of the copy at the front or a later one.
+      // An earlier copy's would have passed, and the front would count as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {
           up_to,

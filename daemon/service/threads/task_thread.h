@@ -55,7 +55,7 @@ class Urgency {
   absl::Duration cpu_at_begin_ = absl::ZeroDuration();
 };
 
-// Runs tasks in order for which the loop must not wait: device calls (making
+// Runs tasks in order. The loop must not wait for them: device calls (making
 // pinned memory takes seconds) and large decodes.
 //
 // Thread safety: safe, but Finish waits for ever on its own thread.
