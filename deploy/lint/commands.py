@@ -35,7 +35,7 @@ def entries(build):
 
 
 def sources(entry):
-    """Relative to the root; for a batch, the files that it includes."""
+    """Returns the source's path in the tree; of a batch, its sources' paths."""
     path = os.path.relpath(entry["file"], ROOT)
     if os.sep + "unity" + os.sep in path:
         return INCLUDE.findall(read(entry["file"]))
@@ -51,7 +51,7 @@ def precompiled(words):
 
 
 def arguments(entry):
-    """Without launcher, outputs, warnings, source and precompiled header."""
+    """Returns the flags without outputs, warnings and precompiled header."""
     words = shlex.split(entry["command"])
     words = words[next(i for i, word in enumerate(words) if os.path.basename(
         word).startswith(("c++", "g++", "clang++"))) + 1:]
