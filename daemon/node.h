@@ -24,8 +24,8 @@
 namespace sluice::daemon {
 
 struct Node {
-  // Empty if ranks of an earlier daemon use the simulated node: a failed start
-  // then leaves it to them. Destroyed after the driver.
+  // The folder of a simulated node that this start made. Empty if ranks of an
+  // earlier daemon use the node. Destroyed after the driver.
   OwnedFolder own_sim;
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;

@@ -38,8 +38,8 @@ namespace {
 
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// The command that checks on SIGHUP whether the program file, which may be a
-// new version, would start with the same flags and take over.
+// Returns the command that checks on SIGHUP whether this program's file, maybe
+// of a new version by now, would start with the same flags and take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -206,7 +206,7 @@ bool IsLeftRanks(const Starter& starter) {
   });
 }
 
-// The daemon serves even if standard output cannot be written.
+// Ignores errors: the daemon serves even if standard output cannot be written.
 void Print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
   if (std::fflush(stdout) == 0) return;

@@ -36,7 +36,7 @@ FdRange AllowedFds(const Packet& packet) {
         static_cast<size_t>(reply.granted().extent_bytes_size());
     return {extents, extents};
   }
-  // A memfd for a long snapshot, and one for a plan.
+  // A snapshot may carry a memfd for its long text, and one for a plan.
   if (reply.has_snapshot()) return {0, 2};
   const bool one = request.has_submit_profile() || event.has_plan_ready() ||
                    event.has_plan_changed() ||

@@ -139,8 +139,7 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
 
 // The order is that in which connections are closed to make room for new ones.
 // kEnding: the answer is written, and further input is discarded, because
-// closing a connection with unread input would reset it before the peer reads
-// the answer.
+// closing it with unread input would reset it before the peer has read it all.
 enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {

@@ -200,7 +200,7 @@ void Extents::Tell(std::vector<Wanted> made) {
 
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
-  // Where the device reports no holders, adopted memory cannot be exported.
+  // Adopted memory cannot be exported if the device reports no holders.
   SharedFd fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, ToShared(kept.Duplicate()));

@@ -84,7 +84,7 @@ class Arena {
     bool room_since = false;  // Refill was called since the task began
     std::unique_ptr<TaskThread> thread;
   };
-  // Null if nothing is made ahead in the pool.
+  // Returns null if nothing is made ahead in the pool.
   Node* NodeOf(PoolId pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fill(Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeOne(Node& node);

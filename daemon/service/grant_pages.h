@@ -50,7 +50,7 @@ class GrantPages {
   // Returns the session's use page. The heartbeat is fresh then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
-  // For a rank of an earlier daemon, with its use page.
+  // Attaches a rank of an earlier daemon, with its use page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);

@@ -37,7 +37,7 @@ class InFlight {
   // marked kOpenFiles: other peers, of its user or of all users, have not.
   absl::Status Take(int socket, const Principal& who, int count,
                     absl::Time now);
-  // For a socket of an earlier daemon: counts the most that a session may have,
+  // Counts the most that a session may have for a socket of an earlier daemon,
   // since what was not received is unknown.
   void Adopt(int socket, const Principal& who);
   void Undo(int socket, int count);

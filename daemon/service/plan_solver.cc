@@ -302,7 +302,7 @@ std::vector<std::pair<PlanRoundId, plan::PlanProgress>> PlanSolver::Progress()
     const {
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> all;
   for (const auto& [round, run] : runs_) {
-    if (!run->started) continue;  // the codec thread uses it
+    if (!run->started) continue;  // the codec thread still uses the run
     std::array<char, plan::kProgressBytes> line;
     const ssize_t got = pread(run->progress.get(), line.data(), line.size(), 0);
     if (got <= 0) continue;

@@ -402,7 +402,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   places.each =
       std::max(places.all * 3 / 4,
                places.all * ranks.each / std::max<int64_t>(ranks.all, 1));
-  // Without room for one rank, ranks are not kept, as the log says.
+  // Without room for one rank, no rank is kept, and the log has said so.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
   for (const auto& [id, channel] : sessions_->channels()) {

@@ -105,7 +105,7 @@ class Service {
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
-  // After an error, something of the session is missing, and it ends.
+  // After an error, a part of the session is missing, and the session ends.
   absl::Status AdoptRank(const Session& session);
   void KeepOnce(const char* name, int fd);
   // Returns OK if the store has room for another rank of the user, besides all

@@ -140,7 +140,7 @@ class Sessions {
   // descriptors that the earlier daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Null if there is none. Valid until the session is forgotten.
+  // Returns null if there is no such session. Valid until it is forgotten.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;

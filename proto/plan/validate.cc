@@ -335,7 +335,7 @@ double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
   return c.given.swap.value_or(std::max(p.alpha, 0.0));
 }
 
-// The rates of this plan, and the least possible ones.
+// The rates of a plan, and the least rates that any plan can have.
 struct KindRates {
   std::vector<Rates> used, least;  // by kind
 };

@@ -101,9 +101,9 @@ class Handover {
   static std::string SocketOf(SessionId id) { return NameFor(kSocket, id); }
   static std::string ProcessOf(SessionId id) { return NameFor(kProcess, id); }
   static std::string UsePageOf(SessionId id) { return NameFor(kUsePage, id); }
-  // How many descriptors the starter's store can keep; 0 if it has none.
+  // Returns how many descriptors the starter's store can keep; 0: it has none.
   static int64_t CapacityOf(const Starter& starter);
-  // The most descriptors that are kept of the daemon itself, and of each rank.
+  // The most descriptors that are kept for the daemon itself and for each rank.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
