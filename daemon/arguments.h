@@ -23,8 +23,8 @@ struct Arguments {
   std::string runtime_dir = kRuntimeDir;
   std::string session_dir;  // for session.sock and sim/; empty: runtime_dir
   std::string driver;       // empty: the configured one
-  // The daemon ends when no rank has been attached for this many seconds;
-  // unset: it never ends for this reason.
+  // The daemon ends when no rank has been attached for this many seconds (after
+  // its start at least a minute). Unset: it never ends for this reason.
   std::optional<int> end_after_idle_s;
   bool check = false;
   bool check_state = false;
@@ -36,8 +36,8 @@ struct Arguments {
 
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
-// Only the node's own daemon uses the system's folder: other daemons, such as
-// those of tests, must not share it.
+// Returns the configured policy file. Without a configured one, only the node's
+// own daemon uses the system's folder: others, such as a test's, must not.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
 Clocks ClocksNow(const Clock& clock);

@@ -111,7 +111,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
-  // A serving daemon has its memory.
+  // A serving daemon, which has all its memory, lists no names.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
   return fmt::format(
       "{} sessions, {} leases{}", saved.sessions.size(),
@@ -127,11 +127,11 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 
 }  // namespace
 
-// Does not try ports and sockets, because the running daemon may hold them.
+// The checks open no ports or sockets, because a running daemon may hold them.
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());
-  // An administrator may run this as another user than the daemon's.
+  // The folder's owner counts as the daemon's user: this one may be another's.
   const PolicyFile file = PolicyFileOf(config, arguments);
   if (arguments.check) {  // before the slow parts
     SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),

@@ -28,11 +28,10 @@
 namespace sluice::daemon {
 namespace {
 
-// --- values and tables
-// --------------------------------------------------------
+// --- values and tables -------------------------------------------------------
 
-// Reads a value. `key` begins the messages of faults: "'gpus' "; empty: none.
-// Messages begin with the line: "7: 'gpus' must be …".
+// Reads a value. A fault's message is the line, `key` (such as "'gpus' ", or
+// empty), and what is wrong: "7: 'gpus' must be …".
 using Reader =
     std::function<absl::Status(const toml::node& node, const std::string& key)>;
 
@@ -134,7 +133,7 @@ Reader Texts(std::vector<std::string>* to) {
   });
 }
 
-// Reads by `read`; then `fault` returns what is wrong, or "".
+// Reads a value with `read`; then `fault` returns what is wrong, or "".
 Reader Checked(Reader read, std::function<std::string()> fault) {
   return [=](const toml::node& node, const std::string& key) {
     absl::Status status = read(node, key);
@@ -150,13 +149,13 @@ struct Key {
   std::string alias = {};  // another name; both together are an error
 };
 
-// The key `what`_bytes, or `what`_memory, as other programs' flags are
-// called.
+// Returns the key `what`_bytes, with the alias `what`_memory, which resembles
+// other programs' flags.
 Key Memory(const std::string& what, auto* to) {
   return {what + "_bytes", Size(to), what + "_memory"};
 }
 
-// Every other key is an error; its message lists the known keys.
+// Reads a table. A key that is not in `keys` is an error, which lists them.
 Reader Table(std::string name, std::vector<Key> keys) {
   return [=](const toml::node& node, const std::string&) -> absl::Status {
     const toml::table* table = node.as_table();
@@ -186,8 +185,7 @@ Reader Table(std::string name, std::vector<Key> keys) {
   };
 }
 
-// --- the file
-// -----------------------------------------------------------------
+// --- the file ----------------------------------------------------------------
 
 std::map<std::string, Config::DriverChoice> Drivers() {
   return {{"auto", Config::DriverChoice::kAuto},
@@ -255,7 +253,7 @@ absl::Status Bad(fmt::format_string<Args...> what, Args&&... args) {
       " " + fmt::format(what, std::forward<Args>(args)...));
 }
 
-// Checks that involve several keys.
+// Checks what involves several keys of [sim].
 absl::Status CheckLinks(const SimSettings& sim) {
   for (const LinkSpeed& link : sim.links) {
     if (link.parent.empty()) continue;
@@ -290,7 +288,7 @@ absl::Status CheckLinks(const SimSettings& sim) {
 
 absl::StatusOr<Config> Read(const toml::table& file) {
   constexpr int kMost = 1'000'000, kMonth = 31 * 86400;
-  constexpr int kMostDeaths = 16;  // DeathRecord has no more
+  constexpr int kMostDeaths = 16;  // the capacity of DeathRecord
   Config to;
   std::vector<std::string> cgroups;
   auto longest_wait_s = static_cast<int>(absl::ToInt64Seconds(to.longest_wait));

@@ -54,7 +54,7 @@ struct Config {
   Limits principal_limits, job_limits;
   std::map<std::string, Limits> named_job_limits;
   std::map<uint32_t, double> user_weights;  // NodeConfig::user_weights
-  // Empty: off. Unset: the default port if it is free.
+  // Empty: off. Unset: kDefaultHttpListen.
   std::optional<std::string> http_listen;
   // The group that may open the unix socket; empty: only the daemon's user.
   std::string http_socket_group;

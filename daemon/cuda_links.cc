@@ -65,7 +65,7 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
           absl::StrJoin(links, ", ", [](auto* out, const LinkSpeed& of) {
             *out += of.name;
           }));
-      // The path of a faulty GPU is unknown, so the link may be one of it.
+      // The path of a faulty GPU is unknown, so the link may be on it.
       if (!lacks_gpus) return absl::InvalidArgumentError(fault);
       node.config.warnings.push_back(fault);
       continue;
@@ -97,8 +97,8 @@ bool IsAddress(const std::string& name) {
          std::regex_match(name.substr(colon), device);
 }
 
-// Makes the link `name` the parent of `below`, and sets `below` to it.
-// Returns whether the link is new.
+// Makes the link `name` the parent of the link `below`, and sets `below` to
+// `name`. Returns whether the link `name` is new.
 bool Hang(std::string name, std::string& below, std::vector<LinkSpeed>& links) {
   const auto find = [&](const std::string& of) {
     return std::ranges::find(links, of, &LinkSpeed::name);
@@ -110,8 +110,8 @@ bool Hang(std::string name, std::string& below, std::vector<LinkSpeed>& links) {
   return is_new;
 }
 
-// Adds the links from the GPU upwards, until one is known: those above it are
-// known too.
+// Adds the links from the GPU upwards to `links`, until one is there already:
+// then those above it are there too.
 void AddChain(const std::string& address, const std::string& root,
               std::vector<LinkSpeed>& links) {
   std::error_code error;
@@ -136,7 +136,7 @@ void AddChain(const std::string& address, const std::string& root,
     return;
   }
   constexpr int kMostNumaNodes = 1023;
-  int numa = -1;  // as the kernel says if it does not know
+  int numa = -1;  // what the kernel writes if it does not know the node
   if (absl::SimpleAtoi(TextOf(gpu / "numa_node"), &numa) && numa >= 0 &&
       numa <= kMostNumaNodes) {
     Hang(fmt::format("numa{}", numa), below, links);

@@ -65,8 +65,8 @@ int Main(int argc, char** argv) {
   app.add_option("--driver", arguments.driver,
                  "auto, cuda or sim; wins over [device] driver");
   app.add_option("--end-after-idle", arguments.end_after_idle_s,
-                 "end so many seconds after the last rank has gone, or after "
-                 "a start to which none came")
+                 "end so many seconds after the last rank has gone, or, if "
+                 "none has come, after the start (a minute at least)")
       ->check(CLI::Range(0, 1'000'000'000));
   app.add_flag("--check-config", arguments.check,
                "say whether a start would work, and end");

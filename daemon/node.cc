@@ -41,8 +41,8 @@ Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   return sum;
 }
 
-// Not the free memory: what jobs have pinned is not free, and the pool of a
-// daemon that takes over must be as large as before.
+// Returns all memory and not the free memory, which excludes what jobs pinned:
+// the pool of a daemon that takes over must be as large as before.
 Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
@@ -55,7 +55,7 @@ absl::Status MakeDeviceNode(const std::string& path) {
   const UniqueFd fd(open(
       path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
   if (!fd && errno == EEXIST) return absl::OkStatus();
-  // As /dev/nvidia0, unless an administrator changes it.
+  // Every user may open it, like /dev/nvidia0, unless an administrator forbids.
   if (!fd || fchmod(fd.get(), 0666) != 0) {
     return ErrnoStatus(errno, "make " + path);
   }
@@ -124,10 +124,10 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   return absl::OkStatus();
 }
 
-// Each extent costs the daemon a descriptor, and a second one that is kept for
-// the next daemon; eight GPUs have at most 1,024 extents. Pinning takes at
-// least a quarter of a second per GiB and delays other leases, so extents of
-// host memory have at most 1 GiB.
+// Returns the size of extents. Each costs the daemon a descriptor, and a second
+// one that is kept for the next daemon; by default eight equal GPUs, if not
+// below 1 GiB, have at most 1,024. Pinning takes at least 0.25 s per GiB and
+// delays other leases, so extents of host memory have at most 1 GiB.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
                Bytes unit, Bytes largest) {
@@ -269,7 +269,7 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   std::vector<HolderSnapshot> holders;
   if (!found.ok()) return holders;
   for (const device::SimHolder& each : *found) {
-    // They keep duplicates of all descriptors for the next daemon.
+    // Both programs keep duplicates of all descriptors for the next daemon.
     const bool keeps =
         (each.uid == 0 || each.uid == geteuid()) &&
         (each.command == "systemd" || each.command == "sluiced-keeper");
@@ -307,7 +307,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   // FailedPrecondition: ranks of an earlier daemon use the node.
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
-  // Ranks of every user open the files in it, whatever the umask is.
+  // Ranks of every user must open files in it, which the umask may forbid.
   if (chmod(directory.c_str(), 0755) != 0) {
     return ErrnoStatus(errno, "chmod " + directory);
   }
@@ -317,7 +317,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   for (const device::SimLink& link : config.links) {
     node.config.links.push_back(SimLinkOf(sim, link));
   }
-  // A node that was there before has the speeds of an earlier configuration.
+  // A node of an earlier daemon has speeds that ParseConfig did not check.
   SLUICE_RETURN_IF_ERROR(bandwidth::Topology::Make(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(
@@ -329,7 +329,8 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   return absl::OkStatus();
 }
 
-// A broken driver must not be replaced by simulated GPUs without notice.
+// Returns OK if GPUs may be simulated. A broken driver must not be replaced by
+// simulated GPUs without notice.
 absl::Status MaySimulate(Config::DriverChoice driver, const absl::Status& why,
                          const std::string& root) {
   if (driver == Config::DriverChoice::kCuda) return why;

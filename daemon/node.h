@@ -24,15 +24,15 @@
 namespace sluice::daemon {
 
 struct Node {
-  // Empty if ranks of an earlier daemon use the simulated node: a failed start
-  // then leaves it to them. Destroyed after the driver.
+  // The folder of a simulated node that this start made. Empty if ranks of an
+  // earlier daemon use the node. Destroyed after the driver.
   OwnedFolder own_sim;
   std::unique_ptr<device::Driver> driver;
   NodeConfig config;
   std::string sim_directory;  // empty on cuda
   UniqueFd sim_clocks;  // of simulated links, for every session; empty on cuda
   std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
-  // The device file of each GPU, which its users must be able to open; empty:
+  // The device file of each GPU, which ranks on it must be able to open; empty:
   // unknown.
   std::vector<std::string> gpu_nodes;
   std::string description;

@@ -37,13 +37,13 @@ class PolicyFile {
   explicit PolicyFile(std::string folder) : folder_(std::move(folder)) {}
 
   // Returns an empty policy if there is no file. InvalidArgument, in one line
-  // with what to do: it is incomplete or not understood, or users other than
-  // `daemon`, the daemon's user, may write to it. PermissionDenied: this
-  // process may not read it.
+  // with what to do: the file is incomplete or not understood, or users other
+  // than `daemon`, the daemon's user, and root may write to it.
+  // PermissionDenied: this process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
-  // The owner of the folder, or this process's user if there is none.
+  // Returns the owner of the folder, or this user if there is no folder.
   uid_t owner() const;
-  // Makes the folder, writable only for this user, if there is none. DataLoss:
+  // Makes the folder, open only to this user, if there is none. DataLoss:
   // the policy is written, but may not survive a power cut. Other errors: the
   // file is unchanged.
   absl::Status Write(const Policy& policy, const Clocks& now) const;

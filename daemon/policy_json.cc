@@ -16,8 +16,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 
-// Rounded to a millisecond, here and when read, so that a time does not drift
-// at each start.
+// Returns Unix seconds. They are rounded to a millisecond, also when they are
+// read, so that a time does not drift at each start.
 double Unix(absl::Time at, const Clocks& now) {
   const absl::Duration since =
       now.wall - (now.monotonic - at) - absl::UnixEpoch();
@@ -63,7 +63,7 @@ json Entry(const MeasuredLinks& measured, const Clocks& now) {
                 now);
 }
 
-// Reads one object, which must have every key and no other.
+// Reads one object, which must have every key that is read and no other.
 class PolicyReader {
  public:
   PolicyReader(const json& from, std::string name)
@@ -74,7 +74,7 @@ class PolicyReader {
   bool Has(const char* key) const {
     return status_.ok() && from_.contains(key);
   }
-  // Returns null if there is no value of the key, which is a fault.
+  // Fails, and returns null, if the object does not have the key.
   const json& At(const char* key) {
     static const json kNull;
     known_.insert(key);
@@ -181,7 +181,7 @@ absl::Status ReadLimit(const json& from, const std::string& name,
   return entry.Done();
 }
 
-// The node may have changed since, so the links may not exist.
+// Accepts any link names, because the node may have changed since.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
   PolicyReader entry(from, "'measured_links'");
@@ -221,7 +221,7 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   json to = {{"sluice_policy", kVersion},
              {"limits", std::move(limits)},
              {"drained", nullptr}};
-  // Only if not empty, because an older daemon refuses the section.
+  // The rest is written only if set, because older daemons refuse these keys.
   for (const auto& [pool, users] : policy.reservations) {
     for (const auto& [whose, given] : users) {
       to["reservations"].push_back(Entry(pool, whose, given, now));

@@ -38,8 +38,8 @@ namespace {
 
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// The command that checks on SIGHUP whether the program file, which may be a
-// new version, would start with the same flags and take over.
+// Returns the command that checks on SIGHUP whether this program's file, maybe
+// of a new version by now, would start with the same flags and take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -73,7 +73,7 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
       Handover::kOfRank * kGrantSlots + Handover::kOwn + ended, capacity / 2);
   const int64_t most = capacity - ranks;
   if (capacity == 0 || most >= extents.all) return extents;
-  // Leases of odd sizes make more extents than the number of whole ones.
+  // Leases of odd sizes have smaller extents, so twice as many may be needed.
   if (most < 2 * ExtentsOfPools(node)) {
     WriteLog(
         LogLevel::kWarning,
@@ -87,8 +87,8 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// The time of the start, so that no two daemons have the same; one more than
-// the last daemon's if the clock was set back.
+// Returns the generation: the time of the start, so that daemons have different
+// ones, or one more than the last daemon's if the clock was set back.
 uint64_t GenerationBehind(const Starter& starter) {
   const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   const auto* const kept = FindOrNull(starter.stored, Handover::kLimits);
@@ -199,14 +199,14 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// An idle daemon leaves its listening sockets too.
+// Returns whether more was left than an idle daemon's listening sockets.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
     return each.first != Handover::kListener && each.first != Handover::kHttp;
   });
 }
 
-// The daemon serves even if standard output cannot be written.
+// Ignores errors: the daemon serves even if standard output cannot be written.
 void Print(const std::string& line) {
   std::fputs(line.c_str(), stdout);
   if (std::fflush(stdout) == 0) return;
@@ -241,7 +241,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
   return absl::OkStatus();
 }
 
-// In the order in which a start opens them.
+// What a start opens, in this order; it is closed in reverse.
 struct Opened {
   std::optional<LogThread> log;
   std::optional<RuntimeLock> lock;
@@ -318,7 +318,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   const MonotonicClock clock;
   Opened opened;
   opened.log.emplace();
-  // Taken first and so released last, when all other files are removed.
+  // The lock is taken first, and so released after other files are removed.
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   opened.lock.emplace(std::move(lock));
@@ -328,9 +328,9 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                                    arguments.SessionDir() + "/session.sock");
   if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
   UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
-  // A fault of metrics must not end a takeover.
+  // If ranks wait, a fault of HTTP must not end the start (StartHttp).
   const bool takes_over = IsLeftRanks(starter);
-  // Before the slow parts, so that /readyz reports the start.
+  // HTTP starts before the slow parts, so that /readyz reports the start.
   SLUICE_ASSIGN_OR_RETURN(opened.http, StartHttp(config, arguments.runtime_dir,
                                                  starter.stored, takes_over));
   const auto freeze = [&](const std::string& why) {
@@ -340,8 +340,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   if (!dies.empty()) return freeze(dies);
   SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.SessionDir()));
   Node& node = opened.node.emplace(std::move(found));
-  // The left memory is of this simulated node, which must stay if this start
-  // fails.
+  // The memory that was left is of this simulated node, which must stay if the
+  // start fails.
   if (takes_over) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {

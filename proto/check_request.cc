@@ -37,8 +37,8 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// Keeps the first field that is out of range. Later ones are not described: a
-// packet may have thousands.
+// Keeps the error of the first field that is out of range, and formats none for
+// later fields, because a packet may have thousands.
 class Checks {
  public:
   void Add(const absl::Status& status) { status_.Update(status); }
@@ -120,7 +120,7 @@ absl::Status Check(const StepReport& report) {
   for (const double seconds : report.map_seconds()) {
     checks.Seconds("map_seconds", seconds);
   }
-  // Not checked: loss may be NaN, which an operator should see.
+  // `loss` is not checked: it may be NaN, which an operator should see.
   const StepTotals& totals = report.totals();
   for (const uint64_t sum :
        {totals.reports(), totals.bytes_h2d(), totals.bytes_d2h(),

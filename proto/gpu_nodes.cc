@@ -13,7 +13,7 @@ std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node) {
   std::vector<UniqueFd> nodes;
   const auto add = [&nodes](const std::string& path) {
-    // Does not wait if the device is busy or is being reset.
+    // With O_NONBLOCK, open does not wait for a busy device or its reset.
     UniqueFd fd(open(path.c_str(), O_RDWR | O_NONBLOCK | O_CLOEXEC));
     if (fd) nodes.push_back(std::move(fd));
   };

@@ -1,4 +1,4 @@
-// A separate file, so that a test program can define other versions
+// kProtocols has its own file, so that a test program can define other versions
 // (tests/golden/next).
 #include "proto/wire.h"
 

@@ -36,7 +36,7 @@ FdRange AllowedFds(const Packet& packet) {
         static_cast<size_t>(reply.granted().extent_bytes_size());
     return {extents, extents};
   }
-  // A memfd for a long snapshot, and one for a plan.
+  // A snapshot may carry a memfd for its long text, and one for a plan.
   if (reply.has_snapshot()) return {0, 2};
   const bool one = request.has_submit_profile() || event.has_plan_ready() ||
                    event.has_plan_changed() ||
@@ -175,14 +175,14 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags,
   do {
     size = recvmsg(socket, &header, flags | MSG_CMSG_CLOEXEC);
     // The kernel reports a connection reset once, before the packets that the
-    // peer sent, of which one may have the reason.
+    // peer sent, one of which may state the reason.
   } while (size < 0 && (errno == EINTR || errno == ECONNRESET));
   if (size < 0) {
     if (errno == EAGAIN) return absl::UnavailableError("no packet is waiting");
     return ErrnoStatus(errno, "receive on the session socket");
   }
   ReceivedFds fds(header, discard);
-  // An empty packet looks the same, but our peers send none.
+  // 0 is the end of the stream, or an empty packet, which no peer sends.
   if (size == 0) return std::nullopt;
   if (header.msg_flags & MSG_TRUNC) {
     return absl::InvalidArgumentError(

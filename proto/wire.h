@@ -35,7 +35,7 @@ inline constexpr int kMaxPacketBytes = 64 << 10;
 inline constexpr int kMaxMaps = 64;  // mapped leases in one step report
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
-inline constexpr size_t kMaxShown = 32;  // device nodes beside a Hello
+inline constexpr size_t kMaxShown = 32;  // device nodes sent with a Hello
 // The first words of the error with which a frozen daemon (daemon/frozen)
 // answers every connection, including administrators'; the reason follows.
 inline constexpr std::string_view kFrozen = "sluiced is frozen";
@@ -69,8 +69,9 @@ absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 
 // Checks that every field of a request is in range: names printable and short,
-// sizes positive and below 2^60, ordinals below 1024, the right number of fds.
-// InvalidArgument names the first field that is out of range, and the range.
+// sizes below 2^60 (a lease's positive), indices of GPUs and NUMA nodes below
+// 1024, finite times, the right number of fds. InvalidArgument names the first
+// field that is out of range, and the range.
 // Unimplemented: this version does not know the request's kind.
 absl::Status CheckRequest(const Message& message);
 // CheckRequest without descriptors, for a client before it sends.
@@ -94,11 +95,11 @@ absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
 absl::Status CheckMemfd(const UniqueFd& fd);
 
-// Opens the device nodes that a rank sends with its Hello to prove that it may
-// use GPUs, if this process can open them for reading and writing: of simulated
-// GPUs the node of `gpu` in the folder of the daemon's `socket`, of real GPUs
-// `node`, or all of /dev/nvidia0 and so on if that is empty, because the daemon
-// numbers GPUs differently. Each open may wake a GPU, which takes seconds.
+// Opens, for reading and writing, the device nodes that a rank sends with its
+// Hello to prove that it may use GPUs, and omits those that cannot be opened.
+// On a simulated node: that of `gpu`, in sim/ beside `socket`. On real GPUs:
+// `node`; or /dev/nvidia0 to 31 if it is empty, because the daemon may number
+// GPUs differently. Each open may wake a GPU, which takes seconds.
 std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node = "");
 

@@ -28,7 +28,8 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-// With this a daemon of another version can check whether it could take over
+// By ShowState, a daemon of another version can check whether it could take
+// over
 // (`sluiced --check-state`).
 struct FrozenAdmin final : admin::Admin::Service {
   FrozenAdmin(const absl::Status& frozen, const Starter& kept)
@@ -125,10 +126,10 @@ void FrozenDaemon::OnSignal() {
   const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
   if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
-    // The next daemon reads the configuration anew.
+    // After SIGHUP too, the next daemon reads the configuration.
     return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
-  // Ranks see their sockets close: the end of the service.
+  // The service ends, so ranks must see their sockets close.
   service_ended_ = true;
   end_at_ = loop_->now() + kLongestForget;
   store_->RemoveAll();

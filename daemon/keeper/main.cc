@@ -99,7 +99,7 @@ class Keeper {
   // Runs until the daemon has ended for good. Returns the keeper's exit status.
   int Run() {
     while (true) {
-      // Ends during a pause between two daemons.
+      // A signal during the pause between two daemons ends the keeper.
       if (!daemon_ && asked_to_end_) return 0;
       if (!daemon_ && Now() >= start_at_) Start();
       ReapEnded();
@@ -240,7 +240,7 @@ absl::StatusOr<int> Serve(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const int64_t capacity,
                           Capacity(arguments.max_descriptors));
   SLUICE_ASSIGN_OR_RETURN(std::vector<std::string> command, Command(arguments));
-  // Taken first and so released last.
+  // The lock is taken first, and so released last.
   SLUICE_ASSIGN_OR_RETURN(
       const RuntimeLock lock,
       RuntimeLock::Take(arguments.runtime_dir, {.file = "keeper.lock",

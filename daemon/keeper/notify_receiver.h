@@ -19,7 +19,7 @@
 
 namespace sluice::daemon {
 
-// systemd's limit too.
+// The largest datagram that is accepted, as by systemd.
 inline constexpr size_t kMaxNotification = 4096;
 
 struct Notification {

@@ -30,8 +30,8 @@
 namespace sluice::daemon {
 namespace {
 
-// For a whole request, from the connection's begin, and for a whole answer:
-// totals, so a client that sends a byte per second gains nothing.
+// Limits of a whole request, from the connection's begin, and a whole answer.
+// They are totals, so a client that sends a byte per second gains nothing.
 constexpr absl::Duration kReadLimit = absl::Seconds(2);
 constexpr absl::Duration kWriteLimit = absl::Seconds(5);
 // After its answer, a peer may still send this many bytes for this long.
@@ -56,7 +56,7 @@ absl::StatusOr<gid_t> GroupOf(const std::string& name) {
                   name));
 }
 
-// An IPv4 address lies in the same bytes, with its port at the same place.
+// Returns the socket's address. IPv4 addresses fit, with the port in its place.
 sockaddr_in6 BoundTo(const UniqueFd& socket) {
   sockaddr_in6 address = {};
   socklen_t size = sizeof(address);
@@ -64,9 +64,9 @@ sockaddr_in6 BoundTo(const UniqueFd& socket) {
   return address;
 }
 
-// `listen` passed CheckHttpSockets; if its port is 0, sets it to the chosen
-// one. Uses `left` if that is bound to the same address. AlreadyExists: the
-// port is in use, or the address is not this machine's.
+// Listens at `listen` (which passed CheckHttpSockets), and replaces a port of 0
+// by the chosen one. Uses `left` if that is bound to the same address.
+// AlreadyExists: the port is in use, or the address is not this machine's.
 absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   const auto refused = [&](const char* why) {
     return absl::AlreadyExistsError(
@@ -84,7 +84,7 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   const int error = getaddrinfo(host.c_str(), &listen[colon + 1], &hints, &all);
   if (error != 0) return refused(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(all, freeaddrinfo);
-  // The first address only: several would need several sockets.
+  // Only the first address is used: several would need several sockets.
   const sockaddr_in6 bound = BoundTo(left);
   sockaddr_in6 wanted = {};
   std::memcpy(&wanted, all->ai_addr, all->ai_addrlen);
@@ -107,8 +107,8 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   return socket;
 }
 
-// Replaces what is at `path`. The socket has mode 0660 and belongs to `group`,
-// or mode 0600 if that is empty.
+// Listens at `path` and replaces what is there. The socket has mode 0660 and
+// belongs to `group`, or has mode 0600 if that is empty.
 absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
                                       const std::string& group) {
   SLUICE_ASSIGN_OR_RETURN(const gid_t gid, GroupOf(group));
@@ -123,7 +123,7 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   unlink(path.c_str());  // left by a killed daemon; the folder is locked
   const auto* const raw = reinterpret_cast<const sockaddr*>(&*address);
   const bool bound = socket && bind(socket.get(), raw, sizeof(*address)) == 0;
-  // Before `listen`, so that no client can connect earlier.
+  // Group and mode are set before `listen`: until then no client can connect.
   if (bound && lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
     return absl::PermissionDeniedError(fmt::format(
         "the daemon's user may not give {} to the group '{}' ({}): make it a "
@@ -137,10 +137,9 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   return socket;
 }
 
-// In the order in which connections are closed to make room for new ones.
+// The order is that in which connections are closed to make room for new ones.
 // kEnding: the answer is written, and further input is discarded, because
-// closing a connection with unread input would reset it before the peer reads
-// the answer.
+// closing it with unread input would reset it before the peer has read it all.
 enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {
@@ -216,9 +215,8 @@ struct Listener {
     std::erase_if(connections, [](const auto& each) { return !each.socket; });
   }
 
-  // Accepts a connection, and closes one for it if all are in use. REQUIRES:
-  // Go was called since the connection came, so that one that has asked before
-  // is not closed for it.
+  // Accepts a connection, and closes one for it if all are in use. REQUIRES: Go
+  // was called just before, so that requests that have arrived are read.
   void Accept(absl::Time now) {
     if (AllWait()) return;
     if (connections.size() >= most) {
@@ -235,12 +233,12 @@ struct Listener {
     }
     UniqueFd next(
         accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    // A connection for which there is no descriptor wakes without end.
+    // Without a free descriptor, the connection would wake poll without end.
     if (!next) return absl::SleepFor(kTick);
     connections.push_back({std::move(next), now + kReadLimit});
   }
 
-  // Whether all are in use and wait for a page, which they get soon.
+  // Returns whether all connections are in use and wait for a page.
   bool AllWait() const {
     return connections.size() >= most &&
            std::ranges::count(connections, State::kWaiting,
@@ -323,7 +321,7 @@ class Server final : public HttpServer {
           polled.size() > idle ? kTick
                                : std::clamp(listen_again_at_ - clock_.Now(),
                                             kTick, absl::Hours(1));
-      // Fails if the limit of open files was lowered.
+      // poll fails if the limit of open files was lowered.
       if (poll(polled.data(), polled.size(),
                static_cast<int>(absl::ToInt64Milliseconds(wait))) < 0) {
         absl::SleepFor(kTick);

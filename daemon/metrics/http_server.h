@@ -1,5 +1,5 @@
-// Serves the daemon's pages over plain HTTP/1: on a TCP port, which anything
-// may read, only sums; on a unix socket everything.
+// Serves the daemon's pages over plain HTTP/1: sums on a TCP port, which every
+// program may read, and everything on a unix socket.
 //
 // One thread serves all connections and makes the pages. When all connections
 // of a listener are in use, one is closed for a new one: the oldest that has

@@ -35,7 +35,7 @@ using prometheus::MetricType;
 // Sums over a job's ranks on one GPU.
 struct GpuSums {
   Bytes leased;
-  std::optional<Bytes> outside;    // unset: no rank has told
+  std::optional<Bytes> outside;    // unset: no rank reported it
   std::optional<double> weight;    // unset: all sessions are closed
   std::optional<PlanCopies> plan;  // unset: no rank has a plan
 };

@@ -4,7 +4,7 @@
 // otherwise a signal would end the process at once, and its sockets would stay
 // behind.
 //
-// Thread safety: before there are threads, except IsEndingSignal.
+// Thread safety: call BlockSignals before there are threads; the rest is safe.
 #pragma once
 
 #include <signal.h>
@@ -29,7 +29,8 @@ bool IsEndingSignal(int signal);
 // also the kernel's limit of descriptors in flight.
 int64_t RaiseDescriptorLimit();
 
-// The file of this program; by now it may be that of a later version.
+// Returns the path of this program, which may have been replaced since by a
+// later version; Sibling returns that of another program in its folder.
 const std::string& ThisProgram();
 std::string Sibling(const std::string& name);
 

@@ -16,8 +16,8 @@
 namespace sluice::daemon {
 namespace {
 
-// An ending daemon removes the file before it unlocks it, so a process that had
-// opened the file before may lock a file that is not at `path` any more.
+// Returns whether the locked `file` is the one at `path`. An ending daemon
+// removes its file before it unlocks it, so another process may lock that one.
 bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
   return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&
@@ -86,8 +86,8 @@ absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& chosen_by) {
   std::error_code error;
   if (!std::filesystem::is_directory(directory, error)) {
-    // Every user may enter it, whatever the umask is: the sockets in it have
-    // their own modes.
+    // Every user may enter the folder, whatever the umask is: the sockets in it
+    // have their own modes.
     const mode_t before = umask(022);
     std::filesystem::create_directories(directory, error);
     umask(before);
@@ -115,7 +115,7 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
     folder =
         UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
-    // Some network file systems cannot lock folders: the file's lock counts.
+    // Some network file systems cannot lock folders: the file's lock suffices.
     if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return taken();
     }

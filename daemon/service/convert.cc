@@ -104,7 +104,7 @@ void FillPool(const Core& core, PoolId pool, const Principal* rank,
   to->set_held_outside_bytes(from.outside.size());
 }
 
-// The speed of each GPU on the path from `link` up, if all copy both ways.
+// Returns the speed of a GPU on `link` while all GPUs copy both ways.
 double EvenSpeed(const NodeConfig& config, const std::string& link,
                  int direction) {
   double least = 0;

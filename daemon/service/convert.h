@@ -29,17 +29,17 @@ wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 
-// `rank`: null for an observer. On NUMA nodes other than that of its GPU, only
-// what the rank may borrow counts as free.
+// Fills `welcome` for `rank` (null: an observer). On NUMA nodes other than that
+// of its GPU, only what the rank may borrow counts as free.
 void FillNode(const Core& core, const std::string& sim_directory,
               const Session* rank, wire::Welcome& welcome);
 
-// At most `most` descriptors in each packet; `fds[i]` belongs to slices[i].
+// Returns packets with at most `most` descriptors; fds[i] belongs to slices[i].
 std::vector<Outgoing> GrantedParts(RequestId request,
                                    const GrantedReply& granted,
                                    std::span<const SharedFd> fds, size_t most);
 
-// The caller adds the descriptor of a notice's plan.
+// Converts a notice; the caller adds the descriptor of its plan.
 wire::Event ToEvent(const Notice& notice);
 
 }  // namespace sluice::daemon

@@ -274,7 +274,7 @@ Arena::Arena(device::Driver* driver, const Options& options)
   }
 }
 
-// The threads have ended before memory is released.
+// Ends all threads before it releases memory, which they use.
 Arena::~Arena() {
   for (auto& [numa, node] : nodes_) {
     node.thread->Finish(absl::InfiniteDuration());

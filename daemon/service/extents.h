@@ -4,8 +4,8 @@
 // Extents that the arena has ready are taken at once. Others are made by device
 // calls on other threads, because making pinned memory takes seconds: one
 // thread for the memory of all GPUs, and one per NUMA node, on that node's
-// cores. On each, principals take turns, extent by extent, by the time used
-// (FairQueue), so a lease waits for one call of each other principal. Made
+// cores. Each thread serves principals in turn, extent by extent, by the time
+// used (FairQueue), so a lease waits for one call of each other principal. Made
 // extents are reported when no more of their principal are queued there, and
 // every kTellEvery, for the progress of a lease. Extents to destroy are
 // released before others are made, because that may give room.
@@ -63,12 +63,13 @@ class Arena {
   // Waits for at most one device call per node.
   ~Arena() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
-  // Nullopt if none is ready or `size` is not the standard one.
+  // Returns ready memory; nullopt if there is none or `size` is not standard.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
-  // Releases all ready memory, if any, and makes no more until Refill.
+  // Releases all ready memory, and makes no more until Refill. Returns whether
+  // there was any.
   bool MakeRoom(PoolId pool);
   void Pause(PoolId pool, bool paused);
-  // Memory was released, so the device may have room again.
+  // Makes memory again. Call it after memory was released.
   void Refill();
 
   Bytes ready(NumaIndex numa) const;
@@ -83,7 +84,7 @@ class Arena {
     bool room_since = false;  // Refill was called since the task began
     std::unique_ptr<TaskThread> thread;
   };
-  // Null if nothing is made ahead in the pool.
+  // Returns null if nothing is made ahead in the pool.
   Node* NodeOf(PoolId pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Fill(Node& node) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MakeOne(Node& node);
@@ -102,22 +103,22 @@ class Extents {
   static constexpr absl::Duration kPatience = absl::Seconds(2);
   static constexpr absl::Duration kTellEvery = absl::Milliseconds(250);
 
-  // All must outlive this object. `made` is called on the loop's thread when
-  // made extents are kept.
+  // The pointers must outlive this object. `made` is called on the loop's
+  // thread when made extents are kept.
   Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
           Made made, absl::Duration patience = kPatience);
 
   absl::Status Adopt(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
-  // Adopts one that policy counts as being made, and calls `made`.
+  // Adopts an extent that policy counts as being made, and calls `made`.
   void AdoptMade(ExtentId id, PoolId pool, Bytes size, UniqueFd kept);
   void Abandon();
 
   void Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who);
-  // A packet that waits to be sent keeps the descriptor until then.
+  // Destroys the extent. A packet that waits to be sent keeps its descriptor.
   void Destroy(ExtentId id);
   absl::StatusOr<SharedFd> Fd(ExtentId id);
-  // Whether another process has a descriptor or a mapping of the extent, or
-  // will receive a descriptor that was sent. kUnknown if it was destroyed.
+  // Returns whether another process has a descriptor or mapping of the extent,
+  // or will receive a sent one. kUnknown: destroyed, or the device cannot tell.
   Held HeldByOthers(ExtentId id);
   // Returns false if a device call still ran after `patience`.
   bool Finish(absl::Duration patience);
@@ -147,7 +148,7 @@ class Extents {
   };
   Lane& LaneOf(PoolId pool);
   void Wake(Lane& lane) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // On the lane's thread, as the next four.
+  // These five run on the lane's thread.
   void Work(Lane& lane);
   void MakeOne(Lane& lane, PrincipalId who, Wanted wanted);
   // If the device has no room, releases ready extents first.
@@ -163,10 +164,10 @@ class Extents {
   Handover* handover_;
   const Made made_;
   const absl::Duration patience_;
-  // Without a descriptor if the device reports holders: it would count as one.
+  // No descriptor is kept if the device reports holders: it would count as one.
   std::map<ExtentId, Kept> extents_;
   Mutex mutex_;
-  // By key: 0 for all GPUs, and a NUMA node's number + 1.
+  // Keys: 0 for all GPUs; a NUMA node's number + 1.
   std::map<uint64_t, std::unique_ptr<Lane>> lanes_;
 };
 

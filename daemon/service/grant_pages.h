@@ -37,7 +37,7 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // The generation of the last writer of `kept`; 0 if it is no limits page.
+  // Returns the generation of the last writer of `kept`; 0: no limits page.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
   // the limits page of an earlier daemon, which ranks have mapped; empty: make
@@ -50,7 +50,7 @@ class GrantPages {
   // Returns the session's use page. The heartbeat is fresh then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
-  // For a rank of an earlier daemon, with its use page.
+  // Attaches a rank of an earlier daemon, with its use page.
   absl::Status Resume(int slot, int link, const GrantSharer& sharer,
                       const UniqueFd& use);
   void Detach(int slot);
@@ -58,11 +58,11 @@ class GrantPages {
   void UseLinks(std::vector<LinkSpeed> links);
   void Promise(int slot, const CopyRates& rates);
   void Hold(int slot, bool holds);
-  // As of the last refill.
+  // These return each slot's sums as of the last refill.
   std::map<int, Directions> Used();
   std::map<int, LateDirections> Late();
-  // How often a heartbeat was more than kGrantStaleAfter late while ranks were
-  // attached: they ran without grants though the daemon was alive.
+  // How often the heartbeat was older than kGrantStaleAfter while ranks were
+  // attached, so that they copied without new grants though the daemon lived.
   uint64_t stale_periods() const { return stale_periods_.load(); }
   SharedFd limits() const { return limits_reader_; }
   const UniqueFd& kept() const { return limits_writer_; }
@@ -114,14 +114,14 @@ class RankGrants {
     const Clock* clock;
   };
 
-  // With the limits page of an earlier daemon, unless it is of another version:
+  // Uses the limits page of an earlier daemon, unless it is of another version:
   // then ranks that have it mapped copy without limits.
   static absl::StatusOr<std::unique_ptr<RankGrants>> Start(
       Parts parts, std::vector<LinkSpeed> links);
 
-  // Null: no use page could be made. The error is logged; UsePageOf returns it.
+  // Returns the use page; null: none could be made (logged; see UsePageOf).
   SharedFd Attach(const AttachGrants& effect, const Principal& who);
-  // For a rank of an earlier daemon, which cannot continue after an error.
+  // Attaches a rank of an earlier daemon, which must end after an error.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
   void DropUsePage(SessionId id);

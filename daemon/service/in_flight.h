@@ -24,7 +24,7 @@ namespace sluice::daemon {
 
 class InFlight {
  public:
-  // As many as one packet can carry.
+  // The limit of one session: as many as one packet can carry.
   static constexpr int kMostOfASession = 253;
   // How often waiting and ended sessions are checked.
   static constexpr absl::Duration kAgain = absl::Milliseconds(5);
@@ -37,15 +37,15 @@ class InFlight {
   // marked kOpenFiles: other peers, of its user or of all users, have not.
   absl::Status Take(int socket, const Principal& who, int count,
                     absl::Time now);
-  // For a socket of an earlier daemon: counts the most that a session may have,
+  // Counts the most that a session may have for a socket of an earlier daemon,
   // since what was not received is unknown.
   void Adopt(int socket, const Principal& who);
   void Undo(int socket, int count);
   // Returns `socket` if all its packets are read; else keeps it until then.
   UniqueFd End(UniqueFd socket);
   absl::Time deadline() const;
-  void Look(absl::Time now);
-  // Calls Look if it is time. Returns kept sockets to close.
+  void Look(absl::Time now);  // gives back what peers have received
+  // Calls Look every kAgain. Returns kept sockets to close.
   std::vector<UniqueFd> Sweep(absl::Time now);
 
   int most() const;
@@ -56,7 +56,7 @@ class InFlight {
     int count = 0;
     UniqueFd ended = UniqueFd();  // socket of an ended session
   };
-  // If the peer has received all, gives that back and returns true.
+  // If the peer has received all, gives its count back and returns true.
   bool Received(int fd, Socket& socket);
 
   Quotas* quotas_;

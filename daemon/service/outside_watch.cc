@@ -41,7 +41,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
     const auto where = device::Placement::Gpu(gpu);
     if (places.contains(where)) continue;
     const absl::Status why = driver_->Usage(where).status();
-    // It answers again; its last figure stays until the next answer.
+    // A GPU that answers again by now keeps its figure until the next answer.
     answer.held.emplace(PoolOf(where),
                         why.ok() ? absl::UnavailableError("no answer") : why);
   }
@@ -49,7 +49,7 @@ absl::StatusOr<OutsideAnswers::Answer> OutsideWatch::AskDevice() const {
 }
 
 OutsideWatch::Answer OutsideWatch::Ask() const {
-  // Waiting takes nothing from other work.
+  // CPU time counts, because waiting takes nothing from other work.
   const absl::Duration before = CpuTimeOfThisThread();
   auto held = AskDevice();
   return {std::move(held), CpuTimeOfThisThread() - before};

@@ -37,10 +37,10 @@ class OutsideWatch {
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
                std::function<void(HeldOutside)> known);
 
-  // Before the loop runs: waits for the answer for at most kFirst.
+  // Asks before the loop runs, and waits for the answer for at most kFirst.
   void Start();
-  // After an earlier daemon: what that saved counts until the device has
-  // answered, so that waiting ranks are served first.
+  // Replaces Start after a takeover: the saved figure counts until the device
+  // has answered, so that waiting ranks are served first.
   void GoOn() { AskAfter(kAskEvery); }
   // Returns false if a device call still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }

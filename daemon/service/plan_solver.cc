@@ -41,7 +41,7 @@ std::vector<std::string> WordsOf(const WorkerOptions& worker,
   return words;
 }
 
-// A worker that has closed its end of the pipe should end soon.
+// Reaps a worker that closed its end of the pipe; kills it after a second.
 int Reap(pid_t pid) {
   int status = 0;
   for (int tries = 0; tries < 1000; ++tries) {
@@ -159,7 +159,7 @@ absl::Status PlanSolver::Run::Start(const WorkerOptions& worker) {
   SpawnOptions options{.name = "the plan worker " + worker.path,
                        .blocked = {SIGUSR1},
                        .signals = SpawnOptions::Signals::kDefault};
-  // High duplicates: a number in the worker may be another file's here.
+  // Duplicates get high numbers: a number in the worker may be in use here.
   std::vector<UniqueFd> high;
   const std::pair<const UniqueFd*, int> files[] = {{&in, kWorkerIn},
                                                    {&end, kWorkerOut},
@@ -302,7 +302,7 @@ std::vector<std::pair<PlanRoundId, plan::PlanProgress>> PlanSolver::Progress()
     const {
   std::vector<std::pair<PlanRoundId, plan::PlanProgress>> all;
   for (const auto& [round, run] : runs_) {
-    if (!run->started) continue;  // the codec thread uses it
+    if (!run->started) continue;  // the codec thread still uses the run
     std::array<char, plan::kProgressBytes> line;
     const ssize_t got = pread(run->progress.get(), line.data(), line.size(), 0);
     if (got <= 0) continue;
@@ -329,8 +329,8 @@ void PlanSolver::End(const std::shared_ptr<Run>& run) {
   loop_->Remove(run->out.get());
   run->out.Reset();
   kill(run->pid, SIGKILL);
-  // On the codec thread, because freeing the worker's memory takes a while. If
-  // that thread ends before, the run's destructor reaps it.
+  // The codec thread reaps the worker, because freeing its memory takes a
+  // while. If that thread ends before, the run's destructor reaps the worker.
   if (!ending_) codec_->Run([run] { run->Kill(); });
   Leave(run);
 }

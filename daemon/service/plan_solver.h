@@ -49,7 +49,7 @@ class PlanSolver {
   static constexpr int kMostWorkers = 4;
   static constexpr int kMostOfAUser = 2;
   static constexpr absl::Duration kTurn = absl::Seconds(2);
-  // If the round delays another user (JointPlanning::kShare).
+  // The turn of a round that delays another user (JointPlanning::kShare).
   static constexpr absl::Duration kHurriedTurn = absl::Milliseconds(400);
 
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
@@ -59,7 +59,7 @@ class PlanSolver {
   // workers, and the kernel ends them with its thread (PR_SET_PDEATHSIG).
   // `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Ends workers; one with an unposted start ends with the loop.
+  // Kills workers; one that Started has not received ends with the loop's task.
   ~PlanSolver();
 
   void Solve(SolvePlan question);

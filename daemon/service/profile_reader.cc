@@ -60,7 +60,7 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// To give back: profiles are dropped on any thread, quotas are the loop's.
+// Bytes to give back: any thread drops profiles, only the loop's uses quotas.
 struct ProfileReader::Dropped {
   Mutex mutex;
   std::map<Principal, Bytes> bytes ABSL_GUARDED_BY(mutex);

@@ -38,7 +38,7 @@ constexpr int kMaxUnread = 4;
 void AddCountedByPolicy(const Core& core, QuotasSnapshot& quotas) {
   const auto add = [&](const Principal& who, size_t what, int64_t amount) {
     quotas.used[what] += amount;
-    // Only rows that the viewer may see.
+    // `users` has only rows that the viewer may see.
     for (auto& [user, amounts] : quotas.users) {
       if (user == who) amounts[what] += amount;
     }
@@ -55,10 +55,10 @@ void AddCountedByPolicy(const Core& core, QuotasSnapshot& quotas) {
   }
 }
 
-// While the store drops everything. A starter that starts another daemon drops
-// the rest.
+// The longest wait for the store to drop everything. What is left then, the
+// next daemon drops.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
-// Until the store confirms what is left to ranks.
+// The longest wait for the store to confirm what is left to the next daemon.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 // Lowers the node's limits of sessions, extents, waiting leases and kept
@@ -86,7 +86,7 @@ NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   const Share& kept = quotas.share(Resource::kKeptProfiles);
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all extents for the possible ranks; 0 if that is below one each.
+  // Half of all extents for the possible ranks; none if that is below one each.
   const auto ranks = static_cast<size_t>(quotas.share(Resource::kRanks).all);
   limits.per_rank = std::min<size_t>(limits.per_rank, limits.all / 2 / ranks);
   return node;
@@ -285,7 +285,8 @@ absl::Status Service::Handle(SessionId id, RequestId request,
   SLUICE_RETURN_IF_ERROR(wire::CheckRequest(message));
   SLUICE_ASSIGN_OR_RETURN(Request body, ToRequest(message.packet.request()));
   SLUICE_RETURN_IF_ERROR(MayAsk(id, body, message.fds));
-  // Only profiles are kept of clients' descriptors; closing one cannot block.
+  // A profile is the only client's descriptor that is kept: memfds do not
+  // block.
   const bool is_profile = std::holds_alternative<ProfileRequest>(body);
   if (is_profile) SLUICE_RETURN_IF_ERROR(wire::CheckMemfd(message.fds.front()));
   core_.Acknowledge(id, RequestId(message.packet.request().answered_up_to()));
@@ -318,7 +319,7 @@ absl::Status Service::MayAsk(SessionId id, Request& request,
   if (const auto* lease = std::get_if<LeaseRequest>(&request);
       lease && lease->pool.kind == PoolKind::kGpu) {
     const auto shows = gpus_.find(id);
-    // Without a Hello, policy will refuse it.
+    // Without a Hello, policy will refuse the lease.
     if (shows == gpus_.end()) return absl::OkStatus();
     return options_.gpus.May(shows->second, lease->pool.ordinal);
   }
@@ -392,22 +393,22 @@ void Service::Expire() {
 
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
-  // The store's places that extents leave free. One user may have three
-  // quarters, so that its ranks fit besides its processes with ended sessions;
-  // or more, if the user may have nearly all ranks.
+  // The store's places that extents leave free are for ranks. One user may have
+  // three quarters, which also hold its processes with ended sessions; or more,
+  // if the user may have nearly all ranks.
   const Share& ranks = quotas_.share(Resource::kRanks);
   Share places{.all = handover_->store().capacity() - options_.extents.all -
                       Handover::kOwn};
   places.each =
       std::max(places.all * 3 / 4,
                places.all * ranks.each / std::max<int64_t>(ranks.all, 1));
-  // Without room for one rank, ranks are not kept, as the log says.
+  // Without room for one rank, no rank is kept, and the log has said so.
   if (places.all < Handover::kOfRank) return absl::OkStatus();
   int64_t all = 0, own = 0;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // A closed session has its process kept.
+    // Only the process of a closed session is kept.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;
@@ -435,7 +436,7 @@ absl::StatusOr<bool> Service::TakeOver() {
   SLUICE_RETURN_IF_ERROR(
       Annotate(taken, "what an earlier daemon left stays as it is"));
   handover_->DropRest();
-  // Adopted state is saved before a client sees it.
+  // Adopt has begun saving already, before a client saw the adopted state.
   if (!any) {
     next_session_ = handover_->last_session_left().value() + 1;
     handover_->Begin(core_, now());
@@ -460,7 +461,7 @@ absl::Status Service::Adopt(CoreState saved) {
   std::set<SessionId> reached;
   std::vector<Core::Gone> gone;
   for (const auto& [id, session] : saved.sessions) {
-    // Without kept descriptors it has no Welcome yet, so it holds nothing.
+    // A session without kept descriptors had no Welcome, so it holds nothing.
     const bool closed = session.state == Session::State::kClosed;
     const bool process = handover_->Left(Handover::ProcessOf(id));
     if (closed && process) {
@@ -581,7 +582,7 @@ void Service::Do(MakeExtent& effect) {
   extents_->Make(id, pool, size, who);
 }
 
-// On the loop: one system call for each of few extents.
+// Runs on the loop, because it costs one system call for each of few extents.
 void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
@@ -874,7 +875,7 @@ void Service::End(Ending how) {
   reload_->Stop();
   loop_->Remove(signals_.get());
   listener_->Stop();
-  // A client without an answer asks the next daemon.
+  // No more requests are read: the clients repeat them to the next daemon.
   loop_->SetWork([] { return false; });
   snapshots_->Clear();
   leaving_ = handover_->saves() &&

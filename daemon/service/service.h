@@ -80,14 +80,14 @@ class Service {
   // Answers requests that came while there was no daemon, for a few
   // milliseconds at most, before Run.
   void AnswerWhoWaited();
-  // Serves until a signal. REQUIRES: BlockSignals.
+  // Serves until a signal or end_after_idle. REQUIRES: BlockSignals.
   void Run();
   // Ends the threads after Run. Returns false if one is still in a device call
   // or decodes after `patience`; then the process must call RemoveSocket and
   // end at once.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
-  // The end leaves what ranks hold to the next daemon.
+  // Returns whether the end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
   // Keeps the listening socket for the next daemon. From any thread.
   void KeepHttp(int fd) { KeepOnce(Handover::kHttp, fd); }
@@ -105,10 +105,10 @@ class Service {
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
-  // After an error, something of the session is missing, and it ends.
+  // After an error, a part of the session is missing, and the session ends.
   absl::Status AdoptRank(const Session& session);
   void KeepOnce(const char* name, int fd);
-  // Whether the store has room for another rank of the user, besides all
+  // Returns OK if the store has room for another rank of the user, besides all
   // possible extents. A rank that could not be kept would end saving for all:
   // the next daemon would start without state.
   absl::Status MayBeKept(const Principal& who) const;
@@ -165,7 +165,7 @@ class Service {
   // that hangs is killed, and the next daemon takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_;
-  // The next check whether the machine needs idle memory.
+  // The time of the next check whether the machine needs idle memory.
   absl::Time memory_at_ = absl::InfinitePast();
   absl::Time end_at_ = absl::InfiniteFuture();
   std::optional<IdleEnd> idle_end_;  // unset: the service ends only on request
@@ -175,9 +175,9 @@ class Service {
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // In the request that policy is handling; null: it has none. If policy does
-  // not want it, the message's owner closes it elsewhere: the loop must not
-  // free up to 64 MiB of pages.
+  // The memfd in the request that policy is handling; null: it has none. If
+  // policy does not move it, the message's owner closes it on another thread:
+  // the loop must not free up to 64 MiB of pages.
   UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
   std::map<SessionId, int> queries_;  // how many wait
@@ -188,8 +188,8 @@ class Service {
   int executing_ = 0;  // nesting depth, since an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // What is kept is left to the next daemon: after such an end, or if the start
-  // failed before it served what an earlier daemon left.
+  // What is kept is left to the next daemon: after an end that hands over, or,
+  // before the end, if an earlier daemon left something (a start may fail).
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

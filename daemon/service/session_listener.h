@@ -62,7 +62,7 @@ class SessionListener {
   void Start();
   // Stops accepting. Clients that connect wait for the next daemon.
   void Stop();
-  // The store keeps the socket for the next daemon: Remove does nothing.
+  // Makes Remove do nothing: the store keeps the socket for the next daemon.
   void LeavePath() { stays_ = true; }
   // Removes the path, and closes the socket and connections that wait there.
   void Remove();

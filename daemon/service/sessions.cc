@@ -16,9 +16,9 @@
 namespace sluice::daemon {
 namespace {
 
-// Edge-triggered: packets that wait for their turn wake the loop only once, and
-// a writable socket that other limits stop (those of descriptors) does not make
-// the loop spin.
+// Events are edge-triggered: packets that wait for their turn wake the loop
+// once, and a writable socket with packets that the limits of descriptors stop
+// does not make the loop spin.
 constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -48,7 +48,7 @@ Channel::Channel(Shared* shared, SessionId id, Principal who, UniqueFd socket,
                       [this](uint32_t events) { OnSocket(events); });
   }
   shared_.loop->Add(pidfd_.get(), EPOLLIN, [this](uint32_t) {
-    // The pidfd stays readable.
+    // Removed, because the pidfd of an ended process stays readable.
     shared_.loop->Remove(pidfd_.get());
     shared_.handlers.gone(id_);
   });
@@ -104,7 +104,7 @@ absl::Status Channel::SendOne(const Outgoing& out) {
 }
 
 void Channel::Wait(const absl::Status& why) {
-  // Not stalled by its own fault.
+  // While others use up the limit, the peer does not count as stalled.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
   if (others) stalled_since_ = shared_.loop->now();
   // The kernel reports room a moment before it counts a packet as received.
@@ -206,7 +206,7 @@ void Channel::CloseSocket() {
   if (!socket_) return;
   shared_.loop->Remove(socket_.get());
   DropQueue();
-  // Also ends the session if a forked child has the peer's end.
+  // shutdown ends the session even if a forked child has the peer's end.
   shutdown(socket_.get(), SHUT_RDWR);
   if (UniqueFd done = shared_.in_flight.End(std::move(socket_))) {
     shared_.closer->CloseSession(std::move(done));

@@ -38,10 +38,10 @@ namespace sluice::daemon {
 class Channel {
  public:
   static constexpr absl::Duration kStallLimit = absl::Seconds(5);
-  // For notices; replies are limited by a peer's requests.
+  // Limits notices; replies are limited by a peer's requests.
   static constexpr size_t kMaxQueued = 4096;
 
-  // These may destroy the channel only through Post.
+  // Handlers may destroy the channel only through Post.
   struct Handlers {
     // Handles a packet. The channel closes descriptors that are not moved out.
     std::function<void(SessionId, wire::Message&)> message;
@@ -58,7 +58,7 @@ class Channel {
     Handlers handlers;
     InFlight in_flight = InFlight(quotas);
     Turns turns = {};  // of sessions with something to read
-    // With a queue; only these have a deadline.
+    // Channels with a queue; only these have a deadline.
     std::set<const Channel*> queued = {};
   };
 
@@ -77,20 +77,20 @@ class Channel {
   void Release();
   // Tries again if it is time (retry_at).
   void Retry(absl::Time now);
-  // Packets sent before still arrive, queued ones do not. The pidfd stays
-  // watched.
+  // Ends the socket. Packets sent before still arrive, queued ones do not. The
+  // pidfd stays watched.
   void CloseSocket();
-  // The peer does not notice: the next daemon has a duplicate of the socket.
+  // Closes the socket unnoticed by the peer: the next daemon has a duplicate.
   void Leave();
   bool open() const { return static_cast<bool>(socket_); }
   const UniqueFd& socket() const { return socket_; }
   int pidfd() const { return pidfd_.get(); }
   // InfiniteFuture if no packet waits.
   absl::Time stall_deadline() const;
-  // Tries to send first: see Wait.
+  // Tries to send first, because a retry may still be due (Wait).
   bool HasStalled(absl::Time now);
   void CountMemfd() { ++unread_memfds_; }
-  // Since the peer had last read everything.
+  // Returns how many memfds were sent since the peer had last read everything.
   int unread_memfds();
   absl::Time retry_at() const { return retry_at_; }
   const Principal& who() const { return who_; }
@@ -136,11 +136,11 @@ class Sessions {
   // ended. REQUIRES: the session is charged to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // For a session of an earlier daemon. Also charges the session, and the
-  // descriptors which that daemon may have sent.
+  // Watches a session of an earlier daemon. Also charges the session, and the
+  // descriptors that the earlier daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Null if there is none. Valid until the session is forgotten.
+  // Returns null if there is no such session. Valid until it is forgotten.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;
@@ -149,11 +149,11 @@ class Sessions {
   // Queues all packets to the session until its socket, its pidfd and
   // `use_page` are kept for the next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Packets sent before still arrive.
+  // Ends the session's socket; packets sent before still arrive.
   void EndSocket(SessionId id);
-  // For a session with a process that has ended or need not be watched.
+  // Drops a session with a process that has ended or need not be watched.
   void Forget(SessionId id);
-  // The peers do not notice: the next daemon has duplicates of the sockets.
+  // Closes all sockets unnoticed by the peers (Channel::Leave).
   void Leave();
 
   // Serves some of the waiting requests. Returns whether there are more.
@@ -169,7 +169,7 @@ class Sessions {
   Handover& handover_;
   const uint64_t generation_;
   std::map<SessionId, std::unique_ptr<Channel>> channels_;
-  // Destroyed in the loop's next turn, since their handlers may be running.
+  // To be destroyed in the loop's next turn, since handlers may be running.
   std::vector<std::unique_ptr<Channel>> graveyard_;
 };
 

@@ -26,10 +26,10 @@
 namespace sluice::daemon {
 namespace {
 
-// The kernel closes a dead keeper's socket a little before its pidfd shows it.
+// A dead keeper's socket closes a little before its pidfd shows the death.
 constexpr absl::Duration kEndShows = absl::Milliseconds(50);
 
-// A message has one line per field.
+// Returns `text` without line breaks, because a message has a line per field.
 std::string OneLine(std::string_view text, size_t most) {
   std::string line(text.substr(0, most));
   std::replace_if(
@@ -42,7 +42,7 @@ std::string OneLine(std::string_view text, size_t most) {
 // (ETOOMANYREFS, unix(7)) has room again.
 constexpr absl::Duration kLookForRoom = absl::Milliseconds(2);
 
-// With `fd` unless it is negative. Never blocks.
+// Sends `message`, with `fd` unless that is negative. Never blocks.
 ssize_t SendNow(int socket, std::string_view message, int fd) {
   iovec data = {const_cast<char*>(message.data()), message.size()};
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control = {};
@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<DescriptorStore>> DescriptorStore::Start(
     if (!store->keeper_ && errno != ESRCH) {
       return PidfdFault(errno, "watch the keeper");
     }
-    // Else it died before, and its pid may be another process's.
+    // A keeper that is not the parent died; its pid may be another process's.
     if (!store->keeper_ || getppid() != *given.keeper) store->Lose();
   }
   store->thread_ = std::thread([raw = store.get()] { raw->Work(); });
@@ -176,7 +176,7 @@ bool DescriptorStore::Has(std::string_view name) const {
   return kept_.contains(name);
 }
 
-// Dropped if the queue is full, because the store then reads nothing.
+// Drops the message if the queue is full, because the store then reads nothing.
 void DescriptorStore::Tell(std::string message) {
   if (socket_ == nullptr) return;
   const MutexLock lock(mutex_);
@@ -250,8 +250,8 @@ void DescriptorStore::Lose() {
        absl::OkStatus());
 }
 
-// No removal may overtake its put: after a fault, the rest of them waits for
-// the next batch. Other messages are tried nevertheless.
+// No removal may overtake its put, so after a fault, later puts and removals
+// wait for the next batch. Other messages are sent nevertheless.
 absl::Status DescriptorStore::SendAll(std::deque<Item>& batch,
                                       absl::Time deadline) {
   absl::Status met;
@@ -318,7 +318,7 @@ absl::Status NotifySocket::ConnectNow() {
   std::memcpy(to.sun_path, address_.data(), address_.size());
   const bool abstract = address_[0] == '@';
   if (abstract) to.sun_path[0] = '\0';
-  // The length ends an abstract name.
+  // An abstract name ends at the given length, not at a zero byte.
   const size_t size =
       offsetof(sockaddr_un, sun_path) + address_.size() + (abstract ? 0 : 1);
   if (connect(fd.get(), reinterpret_cast<const sockaddr*>(&to),

@@ -66,7 +66,7 @@ class NotifySocket {
 
   const std::string address_;
   const UniqueFd cancel_;  // an eventfd
-  // Connected, so that poll can report room; anew after an error, because
+  // Connected, so that poll can report room. Replaced after an error, because
   // another process may listen by then.
   UniqueFd socket_;
 };
@@ -78,7 +78,7 @@ class DescriptorStore {
     std::string notify_socket;    // empty: there is no store
     std::optional<pid_t> keeper;  // Starter::keeper
     int64_t capacity = 0;         // StoreCapacity; 0: it keeps nothing
-    // From a batch's first message to the store's answer.
+    // The time from a batch's first message to the store's answer.
     absl::Duration deadline = absl::Seconds(5);
     // Runs a task on another thread (Loop::Post); unset: on this object's
     // thread.
@@ -107,7 +107,7 @@ class DescriptorStore {
   // AlreadyExists: the name is in use. ResourceExhausted: the store, this
   // process's descriptors, or the queue are full.
   absl::Status Put(std::string_view name, int fd);
-  // Also removes one that an earlier process stored.
+  // Removes a descriptor, also one that an earlier process stored.
   void Remove(std::string_view name);
   void RemoveAll(const std::set<std::string>& but = {});
   // Posts `done` with OK when the store has executed all earlier puts and
@@ -120,7 +120,7 @@ class DescriptorStore {
   void Ready(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
 
-  // Whether `name` was put and not removed, even if sending it failed.
+  // Returns whether `name` was put and not removed, even if sending it failed.
   bool Has(std::string_view name) const;
   int64_t capacity() const { return options_.capacity; }
 
@@ -161,7 +161,7 @@ class DescriptorStore {
   std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Items of earlier batches; the thread's.
+  // Puts and removals of earlier batches; only the thread uses it.
   std::deque<Item> unsent_;
   std::thread thread_;  // last: it uses the rest
 };

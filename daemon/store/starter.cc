@@ -25,10 +25,10 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int64_t kMostListed = 1 << 20, kMostPid = 1 << 22;
-// What the next daemon opens first, and what systemd has open before exec.
+// Descriptors that the next daemon opens first, or systemd before exec.
 constexpr int64_t kMargin = 128;
-// An environment variable has at most 128 KiB, for a name and a colon each; the
-// names of sockets need room too.
+// The kernel limits $LISTEN_FDNAMES to 128 KiB, which must have room for a name
+// and a colon of each descriptor, and for the names of sockets (4 KiB).
 constexpr int64_t kMostNamed = ((128 << 10) - 4096) / (kMaxDescriptorName + 1);
 
 std::optional<std::string> Take(const char* variable) {
@@ -39,8 +39,8 @@ std::optional<std::string> Take(const char* variable) {
   return value;
 }
 
-// Nullopt if it is not set. InvalidArgument: no decimal number of at most
-// `most`.
+// Reads and unsets the variable. Nullopt: it is not set. InvalidArgument: it is
+// no decimal number of at most `most`.
 absl::StatusOr<std::optional<int64_t>> TakeNumber(const char* variable,
                                                   int64_t most) {
   const auto text = Take(variable);
@@ -63,7 +63,7 @@ absl::Status TakeDescriptors(Starter& into) {
   SLUICE_ASSIGN_OR_RETURN(const auto count,
                           TakeNumber("LISTEN_FDS", kMostListed));
   const auto list = Take("LISTEN_FDNAMES");
-  // Else they are meant for another process.
+  // With another pid, the descriptors are meant for another process.
   if (!pid || *pid != getpid() || !count || *count == 0) {
     return absl::OkStatus();
   }
@@ -122,7 +122,7 @@ bool HasOption(const UniqueFd& socket, int option, int wanted) {
          value == wanted;
 }
 
-// Empty if the socket has no path in the file system.
+// Returns the socket's path; empty if it has none in the file system.
 std::filesystem::path BoundTo(const UniqueFd& socket) {
   sockaddr_un address = {};
   socklen_t size = sizeof(address);
@@ -137,7 +137,8 @@ std::filesystem::path BoundTo(const UniqueFd& socket) {
                      strnlen(address.sun_path, length - kHead));
 }
 
-// By file: a folder may have another name, and the socket's own file be gone.
+// Compares folders and not paths: a folder may have several names. The socket's
+// own file may be gone, so only its name is compared.
 bool IsAt(const std::filesystem::path& bound,
           const std::filesystem::path& path) {
   std::error_code error;

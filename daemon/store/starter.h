@@ -30,8 +30,8 @@ inline constexpr int kEndsService = 0x534c43;
 
 inline constexpr int kMaxDescriptorName = 16;
 
-// 1 to 16 of a-z, 0-9 and '-'. The name of a socket unit has a dot
-// ("sluiced.socket"), so the two kinds cannot be confused.
+// Returns whether `name` is 1 to 16 of a-z, 0-9 and '-'. The name of a socket
+// unit has a dot ("sluiced.socket"), so the two kinds cannot be confused.
 bool IsDescriptorName(std::string_view name);
 
 struct Starter {
@@ -41,12 +41,12 @@ struct Starter {
   std::map<std::string, UniqueFd> stored;
   // $SLUICE_KEEPER_PID. Unset: systemd started it, or there is no store.
   std::optional<pid_t> keeper;
-  // From socket activation: names that IsDescriptorName refuses.
+  // Sockets of socket activation, with names that IsDescriptorName refuses.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
   // $FDSTORE: set by systemd 254 and later, by the keeper, or in the unit of an
   // earlier systemd. Unset: unknown.
   std::optional<int64_t> store_size;
-  // When WATCHDOG=1 is expected; unset: never.
+  // WATCHDOG=1 is expected at least this often; unset: never.
   std::optional<absl::Duration> watchdog;
   // The limit of open files before it is raised, with which the next daemon
   // starts: it can inherit no more descriptors.
@@ -57,9 +57,9 @@ struct Starter {
 // descriptor close-on-exec. InvalidArgument names the malformed variable.
 absl::StatusOr<Starter> TakeFromStarter();
 
-// `store_size`, or else `configured`, but never more than the next daemon can
-// inherit: systemd could not start it beyond the limit of open files, or if the
-// names exceeded the size of an environment variable.
+// Returns `store_size` or else `configured`, but not more than the next daemon
+// can inherit: systemd could not start it with more descriptors than the limit
+// of open files, or with more names than fit into an environment variable.
 int64_t StoreCapacity(const Starter& starter, int64_t configured);
 
 // Returns the session socket that a .socket unit made: that of `sockets`

@@ -34,7 +34,7 @@ get_target_property(links gRPC::grpc_unsecure INTERFACE_LINK_LIBRARIES)
 list(TRANSFORM links REPLACE "^c-ares::cares$" "${SLUICE_CARES}")
 set_target_properties(gRPC::grpc_unsecure PROPERTIES
   INTERFACE_LINK_LIBRARIES "${links}")
-# Its compile options stay, because others would be other objects for ccache.
+# re2's compile options stay, because others would be other objects for ccache.
 set_target_properties(re2::re2 PROPERTIES
   INTERFACE_LINK_LIBRARIES "${SLUICE_RE2}")
 
@@ -90,7 +90,7 @@ set(again
   absl/time/internal/cctz/src/time_zone_info.cc)
 list(TRANSFORM again PREPEND ${SLUICE_DEBIAN_SOURCES}/)
 add_library(sluice_archive_pic STATIC ${again})
-# Only for headers that Debian does not install.
+# -idirafter is only for headers that Debian does not install.
 target_compile_options(sluice_archive_pic PRIVATE
   -w "SHELL:-idirafter ${SLUICE_DEBIAN_SOURCES}")
 target_compile_definitions(sluice_archive_pic PRIVATE HAVE_PTHREAD=1)

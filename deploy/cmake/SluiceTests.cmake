@@ -2,9 +2,9 @@
 # (tests/README.md) are labels: none for `./dev test`, `ci` for what `.ci/run` runs
 # besides, `deep` for `./dev test --deep` alone.
 set(SLUICE_TEST_LAUNCHER ${CMAKE_SOURCE_DIR}/tests/run/launch.py)
-# Seconds, of a test that hangs. Six may take 600.
+# The limit of a test in seconds. Six tests may have up to 600.
 set(SLUICE_TEST_LIMIT 300)
-# What those tiers need besides the default build.
+# The programs that those tiers need besides the default build.
 add_custom_target(ci_programs)
 add_custom_target(deep_programs)
 

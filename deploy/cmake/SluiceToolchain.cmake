@@ -22,7 +22,7 @@ if(SLUICE_LLD)
   add_link_options(-fuse-ld=lld)
 endif()
 
-# For own targets only; headers of others are SYSTEM.
+# Options of the tree's own targets; headers of others are SYSTEM.
 add_library(sluice_options INTERFACE)
 target_compile_options(sluice_options INTERFACE
   # For programs too: a precompiled header serves only sources with its options.
@@ -34,7 +34,7 @@ target_compile_options(sluice_options INTERFACE
   $<$<CXX_COMPILER_ID:Clang>:-Wthread-safety>
   # GCC 12 warns wrongly about moved-from std::optional.
   $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
-# Made now: ccache gives a folder that does not exist yet another name.
+# Made now, because ccache uses another name for a folder that does not exist.
 file(MAKE_DIRECTORY ${CMAKE_BINARY_DIR}/generated)
 target_include_directories(sluice_options INTERFACE
   ${CMAKE_SOURCE_DIR} ${CMAKE_BINARY_DIR}/generated)
@@ -54,7 +54,7 @@ if(SLUICE_SANITIZE)
     $<$<BOOL:$<TARGET_PROPERTY:SLUICE_TEST>>:-O0>)
   target_link_options(sluice_options INTERFACE
     -fsanitize=${sanitizers_${SLUICE_SANITIZE}})
-  # clang does not define gcc's names.
+  # A name of our own, because gcc and clang define different ones.
   target_compile_definitions(sluice_options INTERFACE SLUICE_SANITIZED=1)
 endif()
 if(SLUICE_FUZZ)

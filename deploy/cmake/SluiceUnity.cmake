@@ -59,7 +59,7 @@ function(sluice_unite_target target)
   sluice_batches(${target}_plain 8 plain_batches ${united_plain})
   set_source_files_properties(${plain_batches} TARGET_DIRECTORY ${target}
     PROPERTIES SKIP_PRECOMPILE_HEADERS ON)
-  # GCC takes an included source for a header.
+  # GCC treats an included source as a header.
   set_property(SOURCE ${batches} ${plain_batches} TARGET_DIRECTORY ${target}
     APPEND PROPERTY COMPILE_OPTIONS
     $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)

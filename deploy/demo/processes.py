@@ -49,7 +49,7 @@ class Processes:
 
     @staticmethod
     def _signal(process, number):
-        # Ranks outlive a killed launcher; the group's id is not reused before.
+        # Ranks outlive a killed launcher, and keep the group's id from reuse.
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):

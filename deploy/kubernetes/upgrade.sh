@@ -42,7 +42,7 @@ serves() {
   return 1
 }
 
-# Renamed into place, because a keeper may start them at any moment.
+# Files are renamed into place, because a keeper may start them at any moment.
 mkdir -p "$to"
 for program in sluice-worker sluiced; do
   cp "$from/$program" "$to/$program.next"
@@ -61,7 +61,7 @@ if [ -z "$earlier" ]; then
 fi
 if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
-  # A failed upgrade may be tried a second time.
+  # This may be the second try of a failed upgrade, so the state is checked.
   if ! serves ""; then
     echo "process $earlier is this sluiced already, and does not serve: $why" >&2
     exit 1
@@ -77,7 +77,7 @@ if ! [ -e "$admin" ]; then
     "for its jobs, then delete the keeper's pod" >&2
   exit 1
 fi
-# Checked with the libraries of the keeper's image, where it will run.
+# The new program is checked with the libraries of the keeper's image, its host.
 if ! said=$(chroot "/proc/$earlier/root" "$to/sluiced.next" "$@" \
     --check-state 2>&1); then
   rm "$to/sluiced.next" "$to/sluice-worker.next"

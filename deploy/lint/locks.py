@@ -35,7 +35,7 @@ SHARED = 3
 
 
 def sees_mutex(path, known):
-    """`path` is relative to the root; `known` caches results."""
+    """Returns whether `path` (in the tree) includes MUTEX. `known`: a cache."""
     if path == MUTEX:
         return True
     if path not in known:

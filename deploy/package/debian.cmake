@@ -31,7 +31,7 @@ set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA
 set(CPACK_DEBIAN_CTL_PACKAGE_NAME sluicectl)
 set(CPACK_COMPONENT_CTL_DESCRIPTION "This is its command line: it asks a node's daemon who
  holds what, and plans at a desk without one.")
-# sluice-worker, for proofs of memory plans.
+# sluicectl proves memory plans by sluice-worker, which that package has.
 set(CPACK_DEBIAN_CTL_PACKAGE_SUGGESTS "sluice-daemon")
 
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libsluice1)

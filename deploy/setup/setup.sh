@@ -55,7 +55,7 @@ install_packages() {
     apt-get install -q -y --no-install-recommends "${missing[@]}"
 }
 
-# Not installed, because Debian's package would start and enable a service.
+# Prometheus is not installed: its package would start and enable a service.
 unpack_prometheus() {
   [ ! -x "$deps/prometheus/usr/bin/prometheus" ] || return 0
   local work=$deps/prometheus.new
@@ -120,8 +120,8 @@ make_venv() {
 
 bytecode() { "$1" -m compileall -q -j 0 "$2" || true; }
 
-# For SluiceStatic.cmake: Debian has prometheus-cpp only as a shared library, and
-# the others as archives without position-independent code.
+# For SluiceInstrumented.cmake and SluiceStatic.cmake: Debian has no archive of
+# prometheus-cpp, and none with position-independent code of the others.
 fetch_sources() {
   local folder=$deps/debian-sources new=$deps/debian-sources.new stamp
   stamp=$(dpkg-query -W -f '${source:Package} ${source:Version} ' \

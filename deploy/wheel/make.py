@@ -90,7 +90,7 @@ def pack(stage: pathlib.Path, out: pathlib.Path, python: str) -> pathlib.Path:
 
 
 def commit_time() -> str:
-    """Makes two runs give the same bytes."""
+    """Returns the last commit's time, so that two runs make the same bytes."""
     asked = subprocess.run(["git", "log", "-1", "--format=%ct"], cwd=TREE,
                            capture_output=True, text=True)
     return asked.stdout.strip() or "1577836800"

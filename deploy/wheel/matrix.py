@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _interpreter(python: str) -> str | None:
-    """A shim of pyenv may exist without its Python."""
+    """Returns a Python that runs: a shim of pyenv may exist without its own."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [shutil.which(f"python{python}"),
                   *sorted(versions.expanduser().glob(

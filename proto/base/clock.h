@@ -12,9 +12,9 @@ class Clock {
   virtual absl::Time Now() const = 0;
 };
 
-// CLOCK_MONOTONIC as an absl::Time. The epoch is the machine's start, so only
-// differences are meaningful. Times are comparable between processes of one
-// machine, also of different time namespaces; the grant pages rely on that.
+// CLOCK_MONOTONIC as an absl::Time. The epoch is arbitrary, so only differences
+// are meaningful. Processes of one machine, even of different time namespaces,
+// can compare their times; the grant pages rely on that.
 class MonotonicClock final : public Clock {
  public:
   absl::Time Now() const override;

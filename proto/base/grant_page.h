@@ -44,11 +44,11 @@ struct GrantLimits {
 
 struct alignas(64) GrantUseSlot {
   std::atomic<uint64_t> used_bytes[2];
-  // The first waiting copy: the cumulative bytes at its end, and the time
+  // The end of the first waiting copy in cumulative bytes, and the time
   // (CLOCK_MONOTONIC nanoseconds) at which compute needs the copy or the memory
-  // that it frees. 0 bytes if the rank states no deadline, as older client
-  // libraries do. They are not written together, so one of them may still
-  // belong to the previous copy.
+  // that it frees. due_bytes is 0 if the rank states no deadline, as older
+  // client libraries do. The two fields are not written together, so one of
+  // them may still belong to the previous copy.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };

@@ -13,7 +13,7 @@ namespace {
 constexpr char kUrl[] = "sluice/shortage";
 constexpr char kAdvisedUrl[] = "sluice/advised";
 
-// By Shortage.
+// Indexed by Shortage.
 constexpr std::array kNames = {"none", "gpu_memory", "host_memory", "disk",
                                "open_files"};
 

@@ -26,8 +26,8 @@ absl::Status ShortOf(Shortage shortage, std::string_view message);
 absl::Status Mark(absl::Status status, Shortage shortage);
 // Returns kNone if `status` is not marked.
 Shortage ShortageOf(const absl::Status& status);
-// Returns the resource that an errno means. ENOSPC counts as a disk; of a memfd
-// it means host memory, which the caller must mark.
+// Returns the resource that an errno means. ENOSPC counts as a disk, so for a
+// memfd, where it means host memory, the caller must mark the status itself.
 Shortage ShortageOfErrno(int error);
 // Returns `status` marked as stating its remedy, so that no caller adds one.
 absl::Status Advised(absl::Status status);

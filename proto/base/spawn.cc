@@ -133,7 +133,7 @@ absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words,
 
 absl::StatusOr<ProgramResult> RunProgram(const std::vector<std::string>& words,
                                          const ProgramLimits& limits) {
-  // Memory files, so that neither process waits for the other.
+  // The streams are memory files, so that neither process waits for the other.
   const UniqueFd in(memfd_create("in", MFD_CLOEXEC));
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
   const UniqueFd err(memfd_create("err", MFD_CLOEXEC));

@@ -27,9 +27,9 @@ struct SpawnOptions {
   bool search_path = false;  // search $PATH for words[0]
 };
 
-// Starts a program without the signals blocked that this process may block, and
-// returns its pid. The status code follows errno (such as NotFound); the
-// message is "start NAME: …".
+// Starts a program and returns its pid. The program has only `options.blocked`
+// blocked, whatever this process blocks. The status code follows errno (such as
+// NotFound); the message is "start NAME: …".
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words,
                             const SpawnOptions& options);
 

@@ -36,7 +36,7 @@ class Table {
   size_t size() const { return rows_.size(); }
   bool empty() const { return rows_.empty(); }
 
-  // Edit, Find, Insert and Put return the row for writing. REQUIRES: it exists.
+  // These four return the row for writing. Edit REQUIRES: the row exists.
   Row& Edit(const Key& key) {
     Row* row = Find(key);
     SLUICE_CHECK(row != nullptr);

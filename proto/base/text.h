@@ -12,7 +12,7 @@ namespace sluice {
 // packet with invalid UTF-8 would be dropped).
 std::string Printable(std::string text);
 
-// Does the same and cuts the result to 1,000 bytes.
+// Cuts `text` after 1,000 bytes (and appends " ..."), then calls Printable.
 std::string PrintableLine(std::string text);
 
 // Returns the first line without its line break.

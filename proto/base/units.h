@@ -63,9 +63,9 @@ std::string FormatBytes(Bytes size);
 // run: ParseBytes returns exactly `size`.
 std::string ExactBytes(Bytes size);
 
-// Parses "36MiB" (2^20), "36MB" (10^6), "4096B"; case and blanks do not matter,
-// decimals are allowed. InvalidArgument, with what to write: no unit ("40",
-// except "0") or a bare letter ("40G"), which have two possible meanings.
+// Parses "36MiB" (2^20), "36MB" (10^6), "4096B"; decimals are allowed, a unit's
+// case and blanks do not matter. InvalidArgument, with what to write: no unit
+// ("40", except "0") or a bare letter ("40G"), which have two meanings.
 absl::StatusOr<Bytes> ParseBytes(std::string_view text);
 
 // Parses a count of tokens, rows or steps: "131072", "128K", "1.5M", with K =

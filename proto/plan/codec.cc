@@ -104,7 +104,7 @@ class Fields {
   void Object(const char* key, auto& value) {
     Object(key, value, [](Fields& io, auto& inner) { Visit(io, inner); });
   }
-  // A list of objects, of which no two have the same name or rank.
+  // Visits a list of objects, no two of which have the same name or rank.
   template <typename T>
   void Each(const char* key, size_t most, std::vector<T>& items, auto visit) {
     if (!reads()) {
@@ -128,7 +128,7 @@ class Fields {
   void Each(const char* key, size_t most, std::vector<T>& items) {
     Each(key, most, items, [](Fields& io, T& item) { Visit(io, item); });
   }
-  // A list of values that are no objects.
+  // Visits a list of values that are no objects.
   template <typename T>
   void Values(const char* key, size_t most, std::vector<T>& values, auto write,
               auto read) {
@@ -259,7 +259,7 @@ void Visit(Fields& io, SegmentKind& segment) {
   io("executions", segment.executions, 0, kMaxCount);
 }
 
-// All fields of a kind of at most `most` layers, except its name.
+// Visits all fields of a kind except its name. It has at most `most` layers.
 void VisitKind(Fields& io, LayerKind& kind, int64_t most) {
   io("layers", kind.layers, 1, most);
   io("resident_layers", kind.resident_layers, 0, kind.layers);
@@ -286,7 +286,7 @@ void VisitKinds(Fields& io, std::vector<LayerKind>& kinds) {
   if (kinds.empty()) io.Refuse("kinds", "is empty");
 }
 
-// The name of a class, and its kind unless the rank has only one.
+// Visits the name of a class, and its kind unless that is kOneKind.
 void VisitClassName(Fields& io, auto& of_class) {
   if (io.Has("kind", of_class.kind != kOneKind)) {
     io("kind", of_class.kind, kMaxNameBytes);
@@ -294,7 +294,7 @@ void VisitClassName(Fields& io, auto& of_class) {
   io.Name(of_class.name);
 }
 
-// A fraction in [0, 1], or kNotAsked.
+// Visits a fraction in [0, 1], or kNotAsked.
 void VisitFraction(Fields& io, const char* key, double& fraction) {
   io(key, fraction, -1, 1);
   if (fraction < 0 && fraction != kNotAsked) {
@@ -355,7 +355,7 @@ void Visit(Fields& io, std::vector<RankProfile>& profiles) {
 
 // ---- Requests --------------------------------------------------------------
 
-// Distinct positions below `count`.
+// Visits distinct positions below `count`.
 void VisitPositions(Fields& io, std::vector<size_t>& positions, size_t count) {
   io.Values(
       "profiles", kMaxRanks, positions, [](size_t at) { return at; },

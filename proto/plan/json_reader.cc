@@ -10,7 +10,7 @@ using nlohmann::json;
 
 constexpr int kMaxDepth = 16;
 
-// A value for messages, cut to a short text.
+// Returns `value` as text for messages, of at most 60 bytes.
 std::string Shown(const json& value) {
   std::string text = value.dump(-1, ' ', true, json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 57) + "...";
@@ -43,13 +43,13 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
     refuse(fmt::format("{} bytes; the limit is {}", bytes.size(), max_bytes));
     return {};
   }
-  // Finds repeated keys, of which nlohmann would silently use the last value.
+  // Refuses repeated keys: nlohmann would silently use the last value.
   std::vector<std::set<std::string>> open;  // the keys of every open object
   const auto guard = [&](int depth, json::parse_event_t event, json& value) {
     if (depth > kMaxDepth) {
       refuse(fmt::format("nested deeper than {} levels", kMaxDepth));
     }
-    if (!status->ok()) return false;  // so that the rest takes no memory
+    if (!status->ok()) return false;  // drops the rest, which takes no memory
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
     if (event == json::parse_event_t::key &&

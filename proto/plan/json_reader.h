@@ -38,7 +38,7 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
-  // Reading a missing field is an error.
+  // Returns whether the field exists; the reads above refuse a missing one.
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }
@@ -61,8 +61,8 @@ class FieldReader {
     }
   }
 
-  // Reads this element, or its i-th entry, as an integer. `name` is used in
-  // errors. REQUIRES: i < Entries().
+  // Self and SelfText read this element, and At its i-th entry, which errors
+  // call `name`. At REQUIRES: i < Entries().
   int64_t Self(int64_t low, int64_t high);
   std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }

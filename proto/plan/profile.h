@@ -49,7 +49,7 @@ struct Trace {
 };
 
 // A repeated unit of work: "qkv.forward.full", "block.diagonal.backward.tail",
-// "loss.full". Not the layer, because FPDT's layer has O(u^2) requests.
+// "loss.full". Not a whole layer: FPDT's has O(u^2) requests for u chunks.
 struct SegmentKind {
   std::string name;
   Trace trace;

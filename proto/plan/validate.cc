@@ -72,8 +72,8 @@ absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
   return absl::OkStatus();
 }
 
-// Plays the trace: a new buffer must not overlap its neighbours among the live
-// buffers. An overlap is found when the later of the two buffers is allocated.
+// Replays the trace: a new buffer must not overlap its neighbours among the
+// live buffers, so the later buffer of an overlap finds it.
 absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
   // Ordered by time; at equal times, frees come first.
   std::vector<std::tuple<int64_t, bool, size_t>> events;
@@ -147,7 +147,7 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Checks the fractions that the class or the rank's alpha requested.
+// Checks that requested fractions (by class, or by the rank's alpha) were kept.
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
@@ -210,7 +210,7 @@ absl::Status CheckAlpha(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Bytes of all layers.
+// The bytes that a rank holds for all its layers.
 struct Held {
   double host = 0;
   double gpu = 0;
@@ -312,7 +312,7 @@ struct Rates {
   double both = 0;  // both directions together
 };
 
-// `copied`: the bytes that a layer swaps.
+// Returns the rates of a layer that swaps `copied` bytes.
 Rates RatesOf(const LayerKind& k, double copied) {
   const auto rate = [](Bytes fixed, double more, double seconds) {
     return Rate(static_cast<double>(fixed.count()) + more, seconds);
@@ -335,7 +335,7 @@ double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
   return c.given.swap.value_or(std::max(p.alpha, 0.0));
 }
 
-// The rates of this plan, and the least possible ones.
+// The rates of a plan, and the least rates that any plan can have.
 struct KindRates {
   std::vector<Rates> used, least;  // by kind
 };

@@ -21,23 +21,22 @@ const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile);
 
 // Checks that no buffer overlaps another that is alive at the same time, has a
 // negative or unaligned offset, or ends above the peak, and that peak >=
-// lower_bound. Compares all pairs up to 2,000 buffers; with more, it plays the
-// trace in O(n log n).
+// lower_bound. Compares all pairs of up to 2,000 buffers; with more, replays
+// the trace in time order, in O(n log n).
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement);
 
 // Checks a rank's part of a plan, for the client that adopts it: every segment
 // kind is planned once, inside the transient region; every class is planned
 // once, with fractions in [0, 1] that sum to 1 and equal the requested ones;
 // `must_swap` classes are swapped whole, and only `can_keep` classes are kept;
-// alpha is the swapped share; host_bytes covers all of it.
+// alpha is the swapped share; host_bytes covers swapped classes and host_fixed.
 absl::Status ValidateRankPlan(const RankProfile& profile, const RankPlan& plan);
 
-// Checks ValidateRankPlan for every rank; that `shared`
-// fractions are equal over a job's ranks; that host limits hold; and that
-// transient buffers and kept rows fit their leases. No link may have to carry
-// more than the largest of its capacity, the unavoidable copies, and what the
-// plan's limits state. An infeasible plan is valid, since nothing of it is
-// used.
+// Checks every rank (ValidateRankPlan); that `shared` fractions are equal over
+// a job's ranks; that host limits hold; that transient buffers and kept rows
+// fit their leases. No link may have to carry more than the largest of its
+// capacity, the unavoidable copies, and what the plan's limits state. An
+// infeasible plan is valid, since nothing of it is used.
 absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                               const NodeResources& resources,
                               const NodePlan& plan);

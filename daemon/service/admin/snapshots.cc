@@ -29,7 +29,7 @@ void Snapshots::Ask(const View& view, Got got) {
   if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
-  // In the loop's next turn, so that further queries of this turn share it.
+  // Taken in the loop's next turn, so that all queries of this turn share it.
   posted_ = true;
   loop_->Post([this] {
     posted_ = false;

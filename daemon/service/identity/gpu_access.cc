@@ -14,7 +14,7 @@ namespace sluice::daemon {
 
 absl::StatusOr<GpuAccess::Identity> GpuAccess::IdentityOf(int fd) {
   struct statx info;
-  // Cached attributes: a file system that does not answer cannot block this.
+  // Asks for cached attributes, so a file system cannot block the loop.
   if (statx(fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE | STATX_INO,
             &info) != 0) {
     return ErrnoStatus(errno, "look at a GPU's device node");

@@ -66,7 +66,7 @@ absl::StatusOr<ProcStat> ReadStat(int pid) {
   return stat;
 }
 
-// The error for a process that /proc does not show, as `why` says.
+// Returns the error for a process that /proc does not show, for reason `why`.
 absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
   if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
@@ -190,8 +190,8 @@ absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
 }
 
 Exit ReadExit(int pidfd, const Peer& peer) {
-  // /proc has a zombie's status. Once it is reaped, perhaps between the reads,
-  // the pidfd has it, which is therefore read last.
+  // /proc has the status of a zombie. After the zombie was reaped, perhaps
+  // between the two reads, the pidfd has it, so the pidfd is read last.
   const auto stat = ReadStat(peer.pid);
   if (stat.ok() && stat->state == 'Z' &&
       stat->start_ticks == peer.start_ticks) {

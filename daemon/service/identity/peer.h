@@ -2,8 +2,8 @@
 //
 // The identity is SO_PEERCRED plus a pidfd, which never refers to another
 // process: from SO_PEERPIDFD if the kernel has it (6.5), else from pidfd_open
-// of the pid. Then the process's start time must be the same before and after
-// the call, and the socket open, so that no other process has taken the pid.
+// of the pid. With pidfd_open, the process's start time must be the same before
+// and after the call, and the socket open: so no other process has the pid.
 //
 // Thread safety: pure functions.
 #pragma once

@@ -27,8 +27,8 @@ class LogLimiter {
   // The user of all peers that could not be identified.
   static constexpr int64_t kUnknown = -1;
 
-  // Nullopt: no line of `uid` may be written. Else the number of lines omitted
-  // since the last written one.
+  // Returns nullopt if no line of `uid` may be written, else the number of its
+  // lines that were omitted since the last written one.
   std::optional<uint64_t> Admit(int64_t uid, absl::Time now);
   size_t users() const { return users_.size(); }
 

@@ -139,7 +139,7 @@ Current& current = *new Current;
 
 LogThread::LogThread() {
   const auto queue = std::make_shared<Queue>();
-  // Detached: a wait for a reader of stderr must not delay the daemon's end.
+  // Detached, because a line that stderr does not take must not delay the end.
   std::thread thread([queue] { queue->Work(); });
   pthread_setname_np(thread.native_handle(), "log");
   thread.detach();

@@ -32,14 +32,14 @@ class JournalSocket {
   static constexpr char kPath[] = "/run/systemd/journal/socket";
   using Fields = std::vector<std::pair<std::string_view, std::string>>;
 
-  // Whether journald reads stderr. `stream`: $JOURNAL_STREAM; null: not set.
+  // Returns whether journald reads stderr. `stream`: $JOURNAL_STREAM or null.
   static bool ReadsStderr(const char* stream);
   // Succeeds even if nothing listens on `path`.
   static absl::StatusOr<JournalSocket> Make(const std::string& path = kPath);
 
   // Names are capital letters, digits and underscores; values are any bytes.
   static std::string Encode(const Fields& fields);
-  // Waits while journald is busy. Returns false if it was not taken.
+  // Waits while journald is busy. Returns false if it cannot be sent.
   bool Send(const std::string& entry) const;
 
  private:

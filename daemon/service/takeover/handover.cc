@@ -69,7 +69,7 @@ absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
 
 }  // namespace
 
-// If the starter states no capacity, it may be one that only listens
+// A starter that states no capacity counts as 0: it may only listen
 // ($NOTIFY_SOCKET of a unit without a store).
 int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
@@ -111,7 +111,7 @@ absl::StatusOr<std::optional<CoreState>> Handover::ReadState(
   if (!state_fd_) return std::nullopt;
   SLUICE_ASSIGN_OR_RETURN(state_, OpenSaved(state_fd_.get()));
   if (state_ == nullptr) {
-    // Removed first, because a new state will be stored under the same name.
+    // Removed now, because a new state will be stored under the same name.
     store_->Remove(kState);
     return std::nullopt;
   }
@@ -170,7 +170,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // stops tracking changes until the state fits
-    // Out of date now. The next daemon cannot use it even if the store is lost.
+    // The saved state is out of date: voided, so that no daemon ever uses it.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "
@@ -218,9 +218,9 @@ void Handover::DropState() {
   store_->Remove(kState);
 }
 
-// Puts again what the store refused; what could not be sent, the store itself
-// sends again. Makes a new state, because the store may have lost the old one,
-// or has only its voided rest. When the store has everything, saves the core.
+// Puts again what the store refused (DescriptorStore itself sends again what it
+// could not send). Makes a new state, because the store may have lost the old
+// one, or has it voided. When the store has everything, saves the core.
 void Handover::StoreAgain(Core& core, absl::Time now) {
   if (has_everything_) {
     unstored_ = false;
@@ -270,7 +270,7 @@ void Handover::Drop(const std::string& name) {
 }
 
 void Handover::DropSocket(const std::string& name, UniqueFd socket) {
-  // Also ends the connection if a forked child has the peer's end.
+  // shutdown ends the connection even if a forked child has the peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   Pass("socket-shut");
   Drop(name);

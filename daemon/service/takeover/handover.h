@@ -47,8 +47,8 @@ class Handover {
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> OpenStore(
       const Starter& starter, Loop* loop);
   bool keeps() const { return store_->keeps(); }
-  // Whether the store has everything, including the state, so that the next
-  // daemon could take over now.
+  // Returns whether the store has everything, including the state, so that the
+  // next daemon could take over now.
   bool saves() const { return keeps() && !try_again_at_; }
 
   // --- from the earlier daemon ----------------------------------------------
@@ -69,7 +69,7 @@ class Handover {
   void Begin(Core& core, absl::Time now);
   // Saves the core's changes, before anything that depends on them is sent.
   void Save(Core& core, absl::Time now);
-  // When Save must be called even without changes.
+  // Returns when Save must be called even without changes.
   absl::Time deadline() const {
     return begun_ ? try_again_at_.value_or(absl::InfiniteFuture())
                   : absl::InfiniteFuture();
@@ -80,7 +80,7 @@ class Handover {
   // a later try, the next daemon would start without state.
   void CannotKeep(const std::string& name, const absl::Status& why,
                   UniqueFd fd = UniqueFd());
-  // Whether a descriptor is kept under `name`, also by an earlier daemon.
+  // Returns whether `name` is kept, also if an earlier daemon stored it.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
   // Ends a client's connection and drops its socket from the store. The last
@@ -91,8 +91,8 @@ class Handover {
   // Runs `then` on the loop when the store has everything given to it so far.
   // Posts it at once if there is no store, or while the store fails.
   void WhenKept(std::function<void()> then);
-  // Drops everything that is kept, but for listeners if `listeners`. Calls
-  // `then` when the store has done so, or at once if it keeps nothing or fails.
+  // Drops what is kept, except listening sockets if `listeners`. Calls `then`
+  // when the store has done so, or at once if it keeps nothing or fails.
   void LeaveNothing(std::function<void()> then, bool listeners = false);
 
   DescriptorStore& store() { return *store_; }
@@ -101,9 +101,9 @@ class Handover {
   static std::string SocketOf(SessionId id) { return NameFor(kSocket, id); }
   static std::string ProcessOf(SessionId id) { return NameFor(kProcess, id); }
   static std::string UsePageOf(SessionId id) { return NameFor(kUsePage, id); }
-  // How many descriptors the starter's store can keep; 0 if it has none.
+  // Returns how many descriptors the starter's store can keep; 0: it has none.
   static int64_t CapacityOf(const Starter& starter);
-  // The most descriptors that are kept of the daemon itself, and of each rank.
+  // The most descriptors that are kept for the daemon itself and for each rank.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
@@ -158,15 +158,14 @@ class Handover {
 // then starts as if nothing was saved.
 absl::StatusOr<std::unique_ptr<StateFile>> OpenSaved(int fd);
 
-// ReadCore, with its errors, and besides: Unimplemented if a session uses a
+// Reads the core. Errors as ReadCore, and: Unimplemented if a session uses a
 // protocol that this daemon does not know; FailedPrecondition if more memory
-// was made than a pool has here, or if a GPU that jobs use has another UUID
-// here.
+// was made than a pool has here, or a GPU that jobs use has another UUID here.
 absl::StatusOr<CoreState> ReadSaved(const StateFile::Contents& contents,
                                     const Core& fresh);
 
-// Checks whether a daemon of this node can take over what the starter kept, or
-// nothing was saved. Errors as ReadSaved and CheckLeft.
+// Returns OK if a daemon of this node can take over what the starter kept, or
+// if nothing was saved. Errors as ReadSaved and CheckLeft.
 absl::Status MayTakeOver(const std::map<std::string, UniqueFd>& left,
                          const NodeConfig& node);
 

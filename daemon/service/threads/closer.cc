@@ -42,7 +42,7 @@ void KickEach(timer_t kicker, timespec time) {
 }
 
 void ReadAway(const UniqueFd& socket) {
-  // The kernel drops descriptors that have no room.
+  // recv has no room for a packet's descriptors, so the kernel drops them.
   char byte;
   for (int i = 0; i < kMaxDrained; ++i) {
     if (recv(socket.get(), &byte, 1, MSG_DONTWAIT) <= 0) return;
@@ -110,7 +110,7 @@ Closer::Closer() : shared_(std::make_shared<Shared>()) {
   struct sigaction nothing = {};
   nothing.sa_handler = [](int) {};
   sigaction(KickSignal(), &nothing, nullptr);
-  // A stopped file system must not delay the daemon's end.
+  // Detached, because a stopped file system must not delay the daemon's end.
   for (int i = 0; i <= kThreads; ++i) {
     std::thread thread([shared = shared_, i] { shared->Work(i == 0); });
     pthread_setname_np(thread.native_handle(),
@@ -139,7 +139,7 @@ void Closer::Discard(const Principal& who, UniqueFd fd) {
 }
 
 void Closer::CloseSession(UniqueFd socket) {
-  // Also if a forked child has the peer's end.
+  // shutdown ends the session even if a forked child has the peer's end.
   shutdown(socket.get(), SHUT_RDWR);
   shared_->Push(std::nullopt, std::move(socket));
 }

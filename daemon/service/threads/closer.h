@@ -37,11 +37,11 @@ class Closer {
   Closer(const Closer&) = delete;
 
   void Discard(const Principal& who, UniqueFd fd);
-  // Ends the socket for both sides, after dropping unread packets: they would
-  // reset it, and the peer would miss the last ones (why it was evicted).
+  // Shuts the socket down, and closes it after dropping unread packets: they
+  // would reset it, and the peer would miss its last ones (why it was evicted).
   void CloseSession(UniqueFd socket);
 
-  // Waiting or being closed.
+  // These count descriptors that wait or are being closed.
   size_t waiting_of(const Principal& who) const;
   size_t sockets_waiting() const;
   size_t waiting() const;  // of all users, including sockets

@@ -41,8 +41,8 @@ class Loop {
   // Runs `task` on the loop's thread and waits for its end. Returns false after
   // `timeout`, or if the loop has ended; the task may run later, or never.
   bool Call(std::function<void()> task, absl::Duration timeout);
-  // Also waits until the last copy of the token is destroyed, which work that
-  // follows `task` may hold. Returns true also if the loop dropped the token.
+  // Call, which also waits until the last copy of the token is destroyed: work
+  // that follows `task` may hold one. True also if the loop dropped the token.
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
@@ -56,12 +56,12 @@ class Loop {
   // background work and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Post will be called within a fraction of a millisecond: the loop polls for
-  // a moment before it sleeps, since waking takes as long. (Not with real-time
-  // priority: then it wakes at once, and the posting thread may need its core.)
+  // Post will be called within a fraction of a millisecond. So the loop polls
+  // for a moment before it sleeps, since waking takes as long. (Not with real-
+  // time priority: it then wakes at once, and the poster may need its core.)
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
-  // Run's thread gets priority over other work while Urgency and kernel allow.
+  // Gives Run's thread real-time priority while Urgency and the kernel allow.
   void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }
@@ -86,8 +86,8 @@ class Loop {
   const UniqueFd epoll_{epoll_create1(EPOLL_CLOEXEC)};
   const UniqueFd wake_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
   const Clock* clock_;
-  // Handlers by a number that is never used again: an event that was fetched
-  // already finds no handler if its fd was closed and that number reused.
+  // Handlers have numbers that are never used again: an event that was fetched
+  // already finds no handler if its fd was closed and the fd's number reused.
   std::unordered_map<uint64_t, std::shared_ptr<Handler>> handlers_;
   std::unordered_map<int, uint64_t> numbers_;
   uint64_t next_number_ = 1;

@@ -10,7 +10,7 @@
 namespace sluice::daemon {
 namespace {
 
-// About a quarter of a core if other work wants all of it.
+// Leaves the thread a quarter of a core if other work wants all of it.
 constexpr int kNiceness = 5;
 
 }  // namespace

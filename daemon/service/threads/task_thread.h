@@ -55,7 +55,7 @@ class Urgency {
   absl::Duration cpu_at_begin_ = absl::ZeroDuration();
 };
 
-// Runs tasks in order for which the loop must not wait: device calls (making
+// Runs tasks in order. The loop must not wait for them: device calls (making
 // pinned memory takes seconds) and large decodes.
 //
 // Thread safety: safe, but Finish waits for ever on its own thread.
@@ -87,7 +87,7 @@ class TaskThread {
 
   Mutex mutex_;
   CondVar ready_;
-  // By the time from which each may run; equal times keep their order.
+  // The key is the earliest time of a task; equal keys keep their order.
   std::multimap<std::chrono::steady_clock::time_point, std::function<void()>>
       tasks_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

@@ -57,9 +57,9 @@ inline Result Skipped(std::string reason, nlohmann::json value = {}) {
 const char* Name(Status status);
 // {name, status, seconds, value, expected, reason}
 nlohmann::json ToJson(const Result& result);
-// Reads the result that a process wrote to `path`. It has failed if there is
-// none, or if the process ended badly: `bad_end`, after the reason that it
-// wrote itself.
+// Reads the result that a process wrote to `path`. The result is a failure if
+// the file has none, or if `bad_end` says how the process ended badly; that
+// then follows the process's own reason.
 Result ReadResult(const std::string& path, const std::string& bad_end);
 
 // Returns the last line of a program's output that is not empty, which usually
@@ -102,7 +102,7 @@ void ShowOnly(const std::vector<int>& gpus);
 absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
                                    double memory_bytes);
 
-// Each check is defined in its own file.
+// Each is in the file of its name; conformance and kernels are in suite.cc.
 Result RunSurvey(const Surroundings&);  // checks.cc: finds the free GPUs
 Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
@@ -118,10 +118,10 @@ Result RunTorch(const Surroundings&);  // torch.cc: every check of torch
 std::string SelfPath();
 std::string Beside(const std::string& name);
 
-// Prints a line at once: the log shows where a killed check was.
+// Prints a line at once, so that the log shows where a killed check was.
 void PrintLine(const std::string& line);
 
-// Calls `done` every 10 ms. False: it did not return true by `until`.
+// Calls `done` every 10 ms. Returns false if it did not return true by `until`.
 bool AwaitTrue(absl::Time until, absl::FunctionRef<bool()> done);
 
 // Runs the check in a process. `here` has the work folder of all checks, and
@@ -151,7 +151,7 @@ void AdoptOrphans();
 // Returns whether `child` has ended but has not been reaped.
 bool HasEnded(pid_t child);
 
-// Returns the living ones, children before grandchildren.
+// Returns the living descendants, children before grandchildren.
 std::vector<pid_t> Descendants(pid_t of);
 
 // Kills and reaps all. Gives up on a process that does not die within some

@@ -150,7 +150,7 @@ Result RunInProcess(const Check& check, const Surroundings& here,
   const auto pid = Start(check, here, output, watched, limit);
   if (!pid.ok()) return Failed({}, "the check runs", pid.status());
   std::string bad_end = Await(*pid, limit, stopped);
-  // Read before the killed processes log more.
+  // The log is read now, before killed processes add to it.
   const std::string last = LastLine(TextOf(log));
   kill(-*pid, SIGKILL);
   const std::string ended = Reap(*pid);
@@ -194,7 +194,7 @@ int BeACheck(const std::vector<std::string>& arguments) {
     if (absl::SimpleAtoi(word, &gpu)) here.gpus.push_back(gpu);
   }
   const Result result = check->run(here);
-  // Do not write into a folder that is being deleted.
+  // Nothing is written into a folder that is being deleted.
   while (starter_is_gone) pause();
   std::ofstream file(PathOf(work, check->name, ".json"));
   file << ToJson(result).dump(-1, ' ', false, json::error_handler_t::replace);

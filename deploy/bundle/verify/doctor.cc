@@ -186,7 +186,7 @@ absl::StatusOr<json> DescribeGpus(json& lines) {
   return json{{"gpus", gpus}, {"host", host}};
 }
 
-// Text for readers; null if nvidia-smi does not run.
+// Adds nvidia-smi's output as text for readers, or null if it does not run.
 void AddNvidiaSmi(json& value) {
   const auto ask = [](std::vector<std::string> words) -> json {
     const auto told = OutputOf(words, {.patience = absl::Seconds(10)});

@@ -35,7 +35,7 @@ using planner::train::Hardware;
 constexpr absl::Duration kWindow = absl::Milliseconds(200);
 constexpr absl::Duration kWarmUp = absl::Milliseconds(50);
 
-// Hides a copy's fixed cost on any link.
+// The largest copy; its size hides a copy's fixed cost on any link.
 constexpr Bytes kMostCopy = MiB(16);
 // At most 1/8 of the GPU's free memory is used.
 constexpr int64_t kLinkPartOfGpu = 8;
@@ -245,8 +245,8 @@ json SpeedsJson(const MeasuredSpeeds& speeds) {
           {"both_d2h_bytes_per_second", std::round(speeds.both_d2h)}};
 }
 
-// The first part of the driver's name decides: "H200" is a part of "GH200",
-// too.
+// The first entry with a part of the GPU's name decides, so "GH200" stands
+// before "H200".
 constexpr std::pair<std::string_view, std::string_view> kProfiles[] = {
     {"GH200", "gh200"}, {"H200", "h200-141g"}, {"H100", "h100-80g"},
     {"B200", "b200"},   {"A800", "a800-80g"},
@@ -263,7 +263,7 @@ std::string_view ProfileOf(const std::string& gpu_name, double memory_bytes) {
   return memory_bytes < kSmallA100 ? "dgx-a100-40g" : "dgx-a100";
 }
 
-// In lower-case letters and digits, joined by '-', as profiles are named.
+// Returns `name` in lower-case letters, digits and '-', as profiles are named.
 std::string Plain(const std::string& name) {
   std::string plain;
   for (const char c : name) {
@@ -346,7 +346,7 @@ absl::StatusOr<Measured> MeasureNode(const std::vector<int>& numbers) {
   return measured;
 }
 
-// The planner's reader must return the same values.
+// Writes the hardware file. The planner's reader must return the same values.
 absl::Status WriteAndReadBack(const std::string& path,
                               const Measured& measured) {
   std::ofstream(path) << HardwareText(measured.hardware, measured.base);

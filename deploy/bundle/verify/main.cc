@@ -133,10 +133,10 @@ HiddenNames NamesToHide(const std::string& work, const std::string& python) {
 
 // The archive has only the last bytes of a larger file.
 constexpr size_t kMostOfAFile = 256 << 10;
-// A shorter name occurs in every text by chance.
+// Shorter names are not hidden, because they occur in texts by chance.
 constexpr size_t kLeastHidden = 3;
 
-// Without scratch files; '-' stands for '/' in names.
+// Returns all files but scratch files; '-' stands for '/' in their names.
 ctl::NamedTexts FilesBelow(const std::string& folder) {
   ctl::NamedTexts files;
   std::error_code error;
@@ -228,8 +228,8 @@ class Run {
     return fmt::format("{}/{}.tar.gz", options_.out, name_);
   }
 
-  // All requested checks together: failed if any failed, else skipped if any
-  // was.
+  // Returns the status of all requested checks: failed if any failed, else
+  // skipped if any was, or if there are none.
   Status status() const {
     Status whole = Status::kPassed;
     bool any = false;

@@ -20,7 +20,7 @@ std::string GroupName(const std::vector<int>& gpus) {
   return fmt::format("{}", fmt::join(gpus, "-"));
 }
 
-// The first failure's message, or why the test was skipped, as one line.
+// Returns the first failure's message, or why the test was skipped, in a line.
 std::string FirstWord(const json& test) {
   for (const char* kind : {"failures", "skipped"}) {
     if (!test.contains(kind) || test[kind].empty()) continue;
@@ -129,8 +129,8 @@ Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
 
 }  // namespace
 
-// Each GPU alone, then the pairs of a ring, in which each GPU is first and
-// second.
+// Tests each GPU alone, then the pairs of neighbours in a ring, so that each
+// GPU is once the first and once the second.
 Result RunConformance(const Surroundings& here) {
   std::vector<std::vector<int>> groups;
   for (const int gpu : here.gpus) groups.push_back({gpu});

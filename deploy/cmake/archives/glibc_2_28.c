@@ -118,7 +118,7 @@ static int Holds(struct dl_phdr_info* info, size_t size, void* context) {
   return holds && found->dlfo_eh_frame != NULL;
 }
 
-// libgcc finds an exception's frames by it.
+// libgcc calls this to find an exception's frames.
 HIDDEN int _dl_find_object(void* address, struct dl_find_object* found) {
   found->dlfo_map_start = address;
   return dl_iterate_phdr(Holds, found) ? 0 : -1;
@@ -139,7 +139,7 @@ HIDDEN const char* sigabbrev_np(int signal) {
   return signal > 0 && signal < count ? kNames[signal] : NULL;
 }
 
-// By the wall clock, as libstdc++ waited before glibc 2.30.
+// Waits by the wall clock, as libstdc++ did before glibc 2.30.
 HIDDEN int pthread_cond_clockwait(pthread_cond_t* condition,
                                   pthread_mutex_t* mutex, clockid_t clock,
                                   const struct timespec* until) {

@@ -78,7 +78,7 @@ function logBars(id, rows, label) {
   });
 }
 
-// A round step for an axis of `span`, in units that read well.
+// Returns a round step for an axis of `span`, in binary units.
 function niceBytes(span, parts) {
   const unit = 2 ** (10 * Math.max(0, Math.floor(Math.log2(span) / 10)));
   return niceStep(span / unit, parts) * unit;

@@ -10,7 +10,7 @@ const WHY = {
 
 function head() {
   const {facts} = DATA;
-  // Beside the best of the others, which is the honest multiple.
+  // The ratio to the best of the other methods.
   byId('ratio').innerHTML =
       facts.sluice_over_alst.toFixed(1) + '<small>×</small>';
   byId('claim').textContent = `Sluice trains on ` +
@@ -107,7 +107,7 @@ function losses() {
 
 let view = null;
 
-// Where each class of a layer's tensors waits for backward, as a sentence.
+// Returns where each class of a layer's tensors waits for backward, in words.
 function whatBecomesOf(fractions) {
   const share = (part) => part >= 1 ? '' : ` (${(100 * part).toFixed(1)} %)`;
   const list = (key) => Object.entries(fractions)

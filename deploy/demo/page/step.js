@@ -56,7 +56,7 @@ class StepView {
     return [pen, width];
   }
 
-  // Blocks between `from` and `to` into a box of the canvas.
+  // Draws the blocks between `from` and `to` into a box of the canvas.
   map(pen, left, top, width, height, from, to, high) {
     pen.fillStyle = css('--panel');
     pen.fillRect(left, top, width, height);
@@ -121,7 +121,7 @@ class StepView {
     const canvas = byId('overview'), height = 150;
     const [pen, width] = this.begin(canvas, height);
     const left = 76, plot = width - left - 2;
-    // The map is drawn once a size; moving the window only copies it.
+    // The map is drawn once for each size; moving the window only copies it.
     const key = [canvas.width, css('--panel')].join();
     if (this.overviewKey !== key) {
       this.overviewKey = key;

@@ -68,7 +68,7 @@ class ProbeBench {
   StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // GPU memory and addresses; `units` of the granularity.
+  // Create makes GPU memory, Reserve addresses; `units` of the granularity.
   MemoryHandle Create(size_t units) {
     MemoryHandle handle = 0;
     const AllocationProperties properties = OnDevice(device_);
@@ -84,7 +84,7 @@ class ProbeBench {
     return range;
   }
 
-  // At least `bytes` of GPU memory, without access rights and with them.
+  // Mapped and OnGpu return at least `bytes` of GPU memory, OnGpu with access.
   Piece Mapped(size_t bytes) {
     const size_t units = (bytes + granularity_ - 1) / granularity_;
     const Piece piece = {Reserve(units), units * granularity_};
@@ -124,7 +124,7 @@ class ProbeBench {
     return event;
   }
 
-  // For fp32 (kernels/ops/merge.cu).
+  // Returns the kernel for fp32 (kernels/ops/merge.cu).
   Kernel MergeKernel() {
     if (ops::MergeFatbin().empty()) GiveUp("this build has no device code");
     Library library = nullptr;
