@@ -1,7 +1,7 @@
 // Remembers planned units, so that a unit is solved only once even if several
 // ranks, segments or runs of the daemon need it.
 //
-// Thread safety: one owner.
+// Thread safety: none.
 #pragma once
 
 #include <cstdint>

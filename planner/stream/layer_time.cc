@@ -75,9 +75,9 @@ class LayerTime {
         .Seconds();
   }
 
-  // When a block is computed, its inner slot is free for the block `depth`
-  // later. When its sums are sent, their slot is also free, because copies in
-  // go in order.
+  // A slot serves every `depth`-th block. Between two uses lie a block's
+  // compute, the copy out of its sums beside the fetch of the next inner chunk,
+  // and then the fetch of that chunk's sums, because copies in go in order.
   double Attention() const {
     const double depth = shape_.prefetch_depth;
     const double chunks = static_cast<double>(last_ + 1);
@@ -102,7 +102,7 @@ class LayerTime {
                   .out = out + Out(ProjectionsOut()),
                   .first_in = block_is_early ? early_first : both,
                   .first_compute = diagonal,
-                  // One chunk's diagonal is the first compute.
+                  // With one chunk, the diagonal is the first compute.
                   .last_compute = projected + (last_ > 0 ? diagonal : 0),
                   .last_out = Out(shape_.moved_bytes(Class::kInput, 0))},
                  early_first, early,

@@ -78,8 +78,8 @@ struct ModelShape {
   }
   // The width of the outputs of the FFN's first matrix products.
   double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
-  // The weights of a layer's matrix products; of the product that makes the
-  // FFN's output, which backward does not need; and of the head.
+  // The weights of a layer's matrix products; of the FFN's down projection, of
+  // which backward does not need the output; and of the head.
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }

@@ -123,8 +123,8 @@ class ProfileBuilder {
     for (const Class which : kLayerClasses) {
       if (shape_.row_bytes(which) == 0) continue;
       const ClassTraits& traits = Traits(which);
-      // Kept or recomputed, k and v are sent for later chunks, and all three
-      // are fetched block by block.
+      // Even kept or recomputed rows of k and v are sent for later chunks, and
+      // those of q, k and v are fetched block by block.
       const bool fixed_traffic = traits.shared();
       // The options decide whether the class is kept whole.
       const bool resident = shape_.resident(which);
@@ -139,7 +139,7 @@ class ProfileBuilder {
     }
   }
 
-  // What rounding of rows and alignment per chunk add to the classes.
+  // Returns what rounding of rows and alignment per chunk add to the classes.
   Bytes Rounding() const {
     int64_t chunk = 0;
     for (const Class which : kLayerClasses) {
@@ -151,8 +151,8 @@ class ProfileBuilder {
                  (chunk + kSlotAlignment));
   }
 
-  // The HBM of resident data in no class of the profile: scratch, the last
-  // layer's output, alignment.
+  // Returns the HBM of resident data in no class of the profile: scratch, the
+  // last layer's output, alignment.
   int64_t KeptBesideClasses() const {
     int64_t beside = shape_.resident_bytes();
     for (const ClassTraits& c : kClasses) {
@@ -239,8 +239,8 @@ plan::RankProfile Profile(const StreamOptions& options,
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded) {
   const auto once = [&](Segment which) { return Once(recorded, which); };
-  // Rings of two slots: while one chunk is computed, the next one is fetched
-  // and the one before is sent. A layer of one chunk has no such compute.
+  // In rings of two slots, the next chunk is fetched and the one before is sent
+  // while a chunk is computed. A layer of one chunk has no such compute.
   const double next = options.layout.chunks() > 1 ? 1 : 0;
   // The first chunk has only its diagonal block, and so has backward's last
   // outer chunk.

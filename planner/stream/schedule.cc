@@ -6,9 +6,10 @@
 namespace sluice::stream {
 namespace {
 
-// Returns in closed form what ForwardBlocks and BackwardBlocks enumerate. The
-// kind of a block is that of its query chunk, and no chunk is later than the
-// tail.
+// Counts a segment's executions in closed form: one per chunk, or one per block
+// off the diagonal (ForwardBlocks, BackwardBlocks). A block with the tail's
+// queries is the tail's; the tail's keys are in no other block off the
+// diagonal.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
@@ -173,7 +174,7 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   LayerTraffic traffic;
   traffic.rerun = CountTraffic(shape).rerun;
   traffic.forward = {.in = x + blocks.forward, .out = q + kv + again};
-  // x is fetched twice here, and a third time as its class.
+  // x is fetched in forward, once here, and a third time as its class.
   traffic.tokens = {
       .in = 3 * x + again + OfRerun(shape, {Class::kO}),
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};

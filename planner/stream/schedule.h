@@ -24,7 +24,7 @@ struct Block {
 // and each row of blocks begins with its diagonal. Backward begins each outer
 // chunk with its diagonal. OuterChunks orders outer chunks so that this
 // diagonal is the last block to add to the chunk's gradients of the inner side.
-// So a chunk's gradients are complete when its turn as the outer chunk ends.
+// So a chunk's gradients are complete after its blocks as the outer chunk.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);

@@ -47,7 +47,7 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
-// Keeps as many last chunks of the classes used in place as fit in HBM.
+// Returns fractions that keep in HBM as many last chunks as fit there.
 FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
   if (!q.may_keep) return options.fractions;
   const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));

@@ -159,8 +159,8 @@ class TransientMath {
     return MakeAt(place, rows * model_.ffn);
   }
 
-  // Returns the one gradient that does not reuse the memory of its output's
-  // gradient.
+  // Returns the gradient that needs new memory. The other one, if any, is
+  // written over the output's gradient.
   Tensor ActivationBackward(int64_t rows) const {
     return Make(rows * model_.ffn);
   }

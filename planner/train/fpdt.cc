@@ -16,8 +16,8 @@ constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
 // Offloads optimizer states (ZeRO-Offload) if, even sharded, they leave too
-// little room or do not fit. So a larger GPU need not keep what a smaller one
-// offloads.
+// little room or do not fit. So a larger GPU is never worse: it can offload
+// what a smaller one offloads.
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {

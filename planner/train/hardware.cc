@@ -105,7 +105,8 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// Sets absent optional keys of table kernels to their defaults.
+// Reads attention_head_dim, checks the pair of narrow efficiencies, and sets
+// the default of matmul_fp32.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {

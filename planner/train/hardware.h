@@ -86,8 +86,8 @@ struct Hardware {
   }
 };
 
-// Reads a profile. InvalidArgument: unknown or missing keys. `source` names the
-// text in messages.
+// Reads a profile. InvalidArgument: no TOML, or an unknown, missing or wrong
+// key. `source` names the text in messages.
 absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
                                       std::string_view source);
 

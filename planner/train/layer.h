@@ -85,10 +85,10 @@ double ExchangeSeconds(const Request& request, double sp);
 // The bytes of weights, gradients and optimizer states on a GPU.
 double ZeroStates(const Request& request, int zero, double gradient_bytes);
 
-// Adds ZeRO's traffic. Data that is not sharded for every sequence is sent once
-// per step. From stage 2 on, gradients are sent per layer, and with stage 3
-// also weights, `weight_passes` times per layer; compute hides these, except
-// for `busy_s` of a layer. Call it after the layer's kernels are set.
+// Adds ZeRO's traffic. Data that is not sharded is sent once per step. From
+// stage 2 on, gradients are sent per layer and sequence, and with stage 3 also
+// weights, `weight_passes` times; both overlap with a layer's compute, except
+// for `busy_s`, when other traffic has the link. Call it after the kernels.
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts, double busy_s = 0);
 

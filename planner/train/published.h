@@ -60,7 +60,7 @@ struct Evidence {
   std::string memory;  // for what fits and the longest sequence
 };
 
-// A changed copy of a shipped profile counts as another machine.
+// A request with a changed copy of a shipped profile has no evidence.
 Evidence EvidenceOf(const Request& request);
 
 }  // namespace sluice::planner::train

@@ -38,7 +38,7 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// The larger ratio of needed to available memory, of GPU and host.
+// Returns the ratio of needed to available memory, of GPU or host, if larger.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
   if (estimate.host_usable_bytes > 0) {
@@ -92,7 +92,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // Larger alphas need more of both memories.
+        // Larger alphas need more of both memories, so they fit neither.
         if (!TryRecomputes(settings)) break;
       }
     }

@@ -48,7 +48,7 @@ struct JudgedGroup {
   std::string name;
   int rows = 0;
   double median = 0, worst = 0;
-  double median_must = 0, worst_must = 0;  // limits from the issue
+  double median_must = 0, worst_must = 0;  // limits
   bool ok() const { return median <= median_must && worst <= worst_must; }
 };
 
@@ -57,7 +57,7 @@ struct MethodSummary {
   int cells = 0;     // cells with a published MFU
   double mean_difference = 0;  // mean absolute difference, in points
   double mean_bias = 0;        // signed
-  double must = 0;             // limit of mean_difference, from the issue
+  double must = 0;             // limit of mean_difference
 };
 
 struct Validation {

@@ -45,8 +45,7 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Returns OK if no process uses a node at `path`. `lock` then locks the node,
-// if there is one and no other process has it locked.
+// Returns OK if no process uses a node at `path`, and locks an existing one.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
