@@ -7,9 +7,8 @@ namespace sluice::stream {
 namespace {
 
 // Counts a segment's executions in closed form: one per chunk, or one per block
-// off the diagonal (ForwardBlocks, BackwardBlocks). A block with the tail's
-// queries is the tail's; the tail's keys are in no other block off the
-// diagonal.
+// off the diagonal. Those with the tail's queries are the tail's; none has its
+// keys.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;

@@ -59,8 +59,7 @@ struct TraceOptions {
 };
 
 // Reads a stream. Memory grows with the number of requests and not with the
-// file (except for kProfile, which proto/plan decodes as a whole, up to 256
-// MiB).
+// file (except for kProfile, which is decoded as a whole, up to 256 MiB).
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 

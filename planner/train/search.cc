@@ -92,7 +92,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // Larger alphas need more of both memories, so they fit neither.
+        // Larger alphas need more of both memories, so they do not fit either.
         if (!TryRecomputes(settings)) break;
       }
     }

@@ -48,7 +48,7 @@ struct JudgedGroup {
   std::string name;
   int rows = 0;
   double median = 0, worst = 0;
-  double median_must = 0, worst_must = 0;  // limits
+  double median_must = 0, worst_must = 0;  // limits of median and worst
   bool ok() const { return median <= median_must && worst <= worst_must; }
 };
 

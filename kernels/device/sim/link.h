@@ -15,8 +15,7 @@
 //
 // Every user of the node writes to the clocks. So a clock that is more than
 // kMostBookings slices ahead counts as exactly that far ahead: it slows others
-// as much as so many busy streams. A clock that is behind only speeds a link
-// up.
+// as much as so many busy streams. A clock that is behind speeds its link up.
 #pragma once
 
 #include <atomic>

@@ -198,8 +198,7 @@ absl::Status CreateSimNode(const std::string& directory,
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
     // With 0644, whatever the umask, ranks of any user that may enter the
-    // directory can read it. Only the owner can truncate it (SIGBUS in
-    // readers).
+    // directory can read it. Others cannot truncate it, which raises SIGBUS.
     fchmod(fd.get(), 0644);
     // Writing to a missing page on a full file system would be a SIGBUS.
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));

@@ -60,7 +60,7 @@ absl::StatusOr<UniqueFd> MakeSimClocks();
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory, const UniqueFd& clocks);
 
-// A process with memory of the node. Shared memory counts for each process.
+// A process with memory of the node. Memory that two hold counts for both.
 struct SimHolder {
   int pid = 0;
   uid_t uid = 0;
@@ -68,12 +68,12 @@ struct SimHolder {
   std::map<Placement, Bytes> held;
 };
 // Finds all other processes with memory of the node that this one may inspect
-// (outside.h). Takes as long as the kernel needs, mostly milliseconds.
+// (outside.h), mostly in milliseconds. NotFound: no node.
 absl::StatusOr<std::vector<SimHolder>> FindSimHolders(
     const std::string& directory);
 
 // Changes a node in use, for tests. PermissionDenied: another user owns it. The
-// driver of OpenOwnedSimDriver ignores failures and losses after its opening.
+// driver of OpenOwnedSimDriver ignores later failures and lost GPUs.
 class SimNode {
  public:
   static absl::StatusOr<std::unique_ptr<SimNode>> Open(
