@@ -23,7 +23,8 @@
 // call's name, the driver's error name, and the arguments that matter.
 //   kResourceExhausted  the device (or node) has no such memory left
 //   kUnavailable        the device is lost
-//   kInvalidArgument    the call breaks a rule above
+//   kInvalidArgument    the call breaks a rule of this file
+//   kUnimplemented      this driver or device does not have the feature
 // Thread safety: all methods are thread-safe. Destroying an object another
 // thread uses is a bug of the caller.
 #pragma once

@@ -76,7 +76,7 @@ class LayerTime {
   }
 
   // A slot serves every `depth`-th block. Between two uses lie a block's
-  // compute, the copy out of its sums beside the fetch of the next inner chunk,
+  // compute, the copy out of its sums while the next inner chunk is fetched,
   // and then the fetch of that chunk's sums, because copies in go in order.
   double Attention() const {
     const double depth = shape_.prefetch_depth;

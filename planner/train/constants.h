@@ -58,10 +58,10 @@ inline constexpr double kBackwardHiddens = 2;
 inline constexpr double kGatheredPlanned = 2;
 inline constexpr double kGatheredCached = 3;
 // Context parallelism's ring sends and receives k and v. Without a plan, the
-// per-step outputs' blocks, which nothing else reuses, are added.
+// outputs of each step of the ring take blocks that nothing else reuses.
 inline constexpr double kRingPlanned = 4;
 inline constexpr double kRingCached = 10;
-// The final norm's output and its gradient, beside the logits.
+// The final norm's output and its gradient, in addition to the logits.
 inline constexpr double kHeadHiddens = 2;
 // A layer of Ulysses under recomputation: 16 skeletal hidden states, 8 of
 // receive buffers, 4 of gradients.
