@@ -130,7 +130,7 @@ class LayerTime {
                     shape_.stored_bytes(which, m);
            });
   }
-  // The bytes that qkv.backward fetches and sends.
+  // Return the bytes that qkv.backward fetches and sends.
   int64_t ProjectionsIn() const {
     return 2 * shape_.moved_bytes(Class::kInput) +
            shape_.swapped_bytes(Class::kNorm1);
@@ -145,9 +145,9 @@ class LayerTime {
     phase.first_in -= std::min(first, window);
     return phase;
   }
-  // The bytes of the first `outer` and `inner` slots of the two sides. If no
-  // slot is filled early, two outer slots and one inner slot are fetched before
-  // the first block.
+  // Returns the bytes of the first `outer` and `inner` slots of the two sides.
+  // If no slot is filled early, two outer slots and one inner slot are fetched
+  // before the first block.
   int64_t FirstIn(int64_t outer, int64_t inner) const {
     const auto side = [this](bool keys, int64_t m) {
       return keys ? shape_.moved_bytes(kKeyPair, m)
@@ -188,7 +188,7 @@ class LayerTime {
   const int64_t last_;  // the last chunk
 };
 
-// The seconds that a layer takes to recompute what it dropped.
+// Returns the seconds that a layer takes to recompute what it dropped.
 double RecomputeSeconds(const StreamOptions& options, const StreamShape& shape,
                         const std::vector<plan::SegmentKind>& recorded) {
   double recompute = 0;

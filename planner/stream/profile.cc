@@ -103,8 +103,8 @@ class ProfileBuilder {
            RowOperations(options_.model, segment);
   }
 
-  // The bytes of a class in one layer's own memory, without chunks that run
-  // again and the resident chunks of a class that is resident in part.
+  // Returns the bytes of a class in one layer's own memory, without chunks that
+  // run again and the resident chunks of a class that is resident in part.
   int64_t OwnBytes(Class which) const {
     if (Traits(which).free() || shape_.resident(which)) {
       return shape_.class_bytes(which);
@@ -162,9 +162,9 @@ class ProfileBuilder {
     return beside;
   }
 
-  // The HBM that keeping rows may need in addition to the rows: alignment per
-  // chunk, ring slots of fetched rows, and transient memory of a block of
-  // recomputed rows.
+  // Returns the HBM that keeping rows may need in addition to the rows:
+  // alignment per chunk, ring slots of fetched rows, and transient memory of a
+  // block of recomputed rows.
   Bytes KeepReserve() const {
     const auto rings = [this](double heads) {
       StreamOptions options = options_;

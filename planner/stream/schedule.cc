@@ -66,9 +66,9 @@ int64_t OfRerun(const StreamShape& shape,
   });
 }
 
-// The traffic of reruns over all layers. x and earlier k and v are fetched; k,
-// v, o and lse are sent. A group's last layer, before its backward, also sends
-// q, the other layers their output.
+// Returns the traffic of reruns over all layers. x and earlier k and v are
+// fetched; k, v, o and lse are sent. A group's last layer, before its backward,
+// also sends q, the other layers their output.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;

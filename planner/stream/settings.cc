@@ -89,8 +89,8 @@ StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   return options;
 }
 
-// Whether chunks may run again: the user has not excluded it, and no free class
-// is requested to be kept or swapped.
+// Returns whether chunks may run again: the user has not excluded it, and no
+// free class is requested to be kept or swapped.
 bool MayRunAgain(const SettingsQuestion& q) {
   return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
          std::ranges::none_of(q.stream.fractions, [](const auto& f) {
@@ -99,7 +99,7 @@ bool MayRunAgain(const SettingsQuestion& q) {
          });
 }
 
-// The numbers of layers to run again together.
+// Returns the numbers of layers to run again together.
 std::vector<int64_t> RerunLayers(const SettingsQuestion& q) {
   if (q.rerun_layers.has_value()) return {*q.rerun_layers};
   std::vector<int64_t> tried;

@@ -302,7 +302,7 @@ class TransientMath {
     }
   }
 
-  // The elements of a block's queries and of its keys.
+  // Return the elements of a block's queries and of its keys.
   int64_t Queries(const BlockSize& b) const {
     return b.queries * b.q_heads * model_.head_dim();
   }

@@ -338,7 +338,7 @@ class TransientSegments {
     return math_.LinearBackwardInput(rows, hidden(), width);
   }
 
-  // The widths of the hidden state, of all q heads and of all k heads.
+  // Return the widths of the hidden state, of all q heads and of all k heads.
   int64_t hidden() const { return model_.hidden; }
   int64_t query() const { return model_.query_width(); }
   int64_t key() const { return model_.key_width(); }

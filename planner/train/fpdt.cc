@@ -30,7 +30,7 @@ void OffloadStates(const Request& request, StepParts& parts) {
                        request.hardware.host_link_bytes_per_s;
 }
 
-// The factor by which ranks wait for one with an additional head.
+// Returns the factor by which ranks wait for one with an additional head.
 double HeadImbalance(const Request& request, double sp) {
   const double heads = double(request.model.heads);
   return std::ceil(heads / sp) * sp / heads;

@@ -34,7 +34,7 @@ double Microbatches(const Request& request, const Settings& settings) {
   return std::max(1.0, double(request.global_batch) / double(settings.dp));
 }
 
-// The seconds per step of one pipeline stage, without the bubble.
+// Returns the seconds per step of one pipeline stage, without the bubble.
 Breakdown WorkOfStage(const Request& request, const Settings& settings,
                       const StepParts& parts) {
   const double sequences = Microbatches(request, settings);

@@ -45,7 +45,7 @@ struct PublishedRow {
   bool judged = false;  // false: a constant was fitted to it
 };
 
-// The cells of MEMO's tables 3 to 7, in the files' order.
+// Returns the cells of MEMO's tables 3 to 7, in the files' order.
 std::vector<PublishedCell> PublishedCells();
 std::vector<PublishedLength> PublishedLengths();  // FPDT's table 1
 std::vector<PublishedRow> PublishedRows();

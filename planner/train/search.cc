@@ -54,7 +54,7 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
-// A lower bound, for all methods, of a step's seconds on one GPU.
+// Returns a lower bound, for all methods, of a step's seconds on one GPU.
 double LeastSeconds(const Request& request) {
   const PassTimes forward = ForwardKernels(request, 1, true);
   const PassTimes backward = BackwardKernels(request, 1, true);

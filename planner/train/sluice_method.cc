@@ -115,8 +115,8 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
-// The factor of attention's time for the last part of a chunk's queries, which
-// sees the most keys of its own chunk.
+// Returns the factor of attention's time for the last part of a chunk's
+// queries, which sees the most keys of its own chunk.
 double LastPart(const Request& request, const Settings& settings,
                 int64_t chunks) {
   return 1 + (1 - 1 / double(RowParts(request, settings))) / double(chunks);

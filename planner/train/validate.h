@@ -22,7 +22,7 @@ struct ValidatedCell : PublishedCell {
   bool searched = false;
   bool published_fits() const { return mfu_percent.has_value(); }
   bool right() const { return fits == published_fits(); }
-  // The model's MFU minus the published one, in percentage points.
+  // Returns the model's MFU minus the published one, in percentage points.
   std::optional<double> difference() const;
 };
 
@@ -69,8 +69,8 @@ struct Validation {
   double fits_right = 0;      // fraction of cells
   double lengths_within = 0;  // fraction of lengths within one doubling
   double lengths_exact = 0;
-  // Whether cells and lengths are within their limits. Judged groups have their
-  // own ok().
+  // Returns whether cells and lengths are within their limits. Judged groups
+  // have their own ok().
   bool ok() const;
 };
 
