@@ -61,7 +61,7 @@ class UnitBook {
     });
   }
 
-  // The distinct units that were solved, and the given ones that were found.
+  // Return the numbers of units that were solved, and of given ones found.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 

@@ -225,8 +225,8 @@ double TimeRerun(const StreamOptions& options, double keys, double forward,
              .forward;
 }
 
-// The embedding's rows are sent through two slots. The last layer's output is
-// sent before the loss fetches it.
+// Assumes that the embedding's rows are sent through two slots, and that the
+// last layer's output is sent before the loss fetches it.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links) {
   const int64_t last = shape.chunks() - 1;

@@ -219,7 +219,7 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// The seconds on a full chunk, or on the tail if only that was recorded.
+// Returns the seconds on a full chunk, or else (not recorded) on the tail.
 double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
   for (const bool full : {true, false}) {
     const auto found = std::ranges::find(recorded, KindOf(which, full),

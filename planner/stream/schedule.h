@@ -60,7 +60,7 @@ LayerTraffic CountTraffic(const StreamShape& shape);
 // copied, and at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// The bytes that a layer's attention blocks copy in backward, both ways.
+// Returns the bytes, both ways, that attention's blocks copy in a backward.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
 // Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);

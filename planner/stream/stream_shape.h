@@ -202,7 +202,8 @@ class StreamShape {
   int64_t moved_bytes(std::span<const Class> classes, auto... m) const {
     return Sum(classes, [&](Class which) { return moved_bytes(which, m...); });
   }
-  // The rows that are stored in host memory, dropped, and kept in HBM by rows.
+  // Return rows that are stored in host memory, and bytes of those, of dropped
+  // rows, and of rows kept in HBM.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);

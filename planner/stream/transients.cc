@@ -354,8 +354,8 @@ class TransientSegments {
   const TransientMath math_;
 };
 
-// The first chunk represents all full ones, except off the diagonal: the second
-// chunk is the first with earlier keys.
+// Simulates the first chunk for all full ones, except off the diagonal the
+// second, which is the first with earlier keys; and the tail.
 Bytes PeakOf(std::span<const SegmentTraits> segments,
              const StreamOptions& options, const Kernels& kernels) {
   const StreamShape shape(options);

@@ -16,7 +16,7 @@ double MatmulSeconds(const Request& request, double weights, double gpus) {
          (request.hardware.peak_flops * request.hardware.matmul_efficiency);
 }
 
-// The seconds of `matmuls` matrix products over the s x s attention scores.
+// Returns the seconds of `matmuls` matrix products over all attention scores.
 double AttentionSeconds(const Request& request, double gpus, bool causal,
                         double matmuls, double efficiency) {
   const double s = Tokens(request);

@@ -30,11 +30,11 @@ void FusedKernels(const Request& request, double gpus, double fraction,
 double HeadSeconds(const Request& request, double gpus);
 // Returns the share of the matmuls that make q, k and v.
 double QkvShare(const ModelShape& model);
-// The bytes of one hidden state of the tokens that one of `gpus` GPUs holds.
+// Returns the bytes of a hidden state of the tokens on one of `gpus` GPUs.
 double HiddenBytes(const Request& request, double gpus);
 
-// The bytes per second that a GPU sends to another one in a group of `gpus`:
-// over the GPU link if the group is inside a node, else over the network.
+// Returns the bytes per second between two GPUs of a group of `gpus`: over the
+// GPU link if the group is inside a node, else over the network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
 // Returns the bytes per second of a gather or scatter among `gpus` GPUs when
 // `groups` such groups share each node's network cards.
@@ -47,7 +47,7 @@ double StageLayers(const Request& request, const Settings& settings);
 double GpusInNode(const Request& request);
 double PinnableBytes(const Request& request);
 
-// The part of a copy that is not hidden: max(0, link_s - hidden_under_s).
+// Returns the exposed part of a copy: max(0, link_s - hidden_under_s).
 double Exposed(double link_s, double hidden_under_s);
 // Returns the seconds of the optimizer's kernels over `parameters`, of which
 // this GPU updates 1 / `shards` of the states.
@@ -77,8 +77,8 @@ Estimate Assemble(const Request& request, const Settings& settings,
 
 // --- Ulysses sequence parallelism and ZeRO ----------------------------------
 
-// The seconds in which a GPU receives `bytes` in equal parts from `ranks`
-// ranks, including itself; and of one pass's all-to-alls of q, k, v and o.
+// Return the seconds of receiving `bytes` in equal parts from `ranks` ranks,
+// including itself; and those of a pass's all-to-alls of q, k, v and o.
 double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks);
 double ExchangeSeconds(const Request& request, double sp);
 

@@ -32,7 +32,7 @@ double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
          CollectiveBandwidth(request.hardware, group.tp);
 }
 
-// The seconds in which k and v of all other context-parallel ranks pass a rank.
+// Returns the seconds in which a rank gets k and v of all others in the ring.
 double RingSeconds(const Request& request, const ParallelGroup& group) {
   const double heads_share =
       std::max(double(request.model.key_width()) / group.tp,

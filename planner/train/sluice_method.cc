@@ -30,8 +30,8 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
   options.rerun_layers = settings.rerun_layers;
 }
 
-// The order of backward's blocks is the one that copies less if nothing is
-// kept. The run chooses the same order if copies are exposed.
+// Chooses the order of backward's blocks that copies less if nothing is kept,
+// as the run does if copies are exposed.
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -89,7 +89,7 @@ stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
           .projections = projections + back.network / 2};
 }
 
-// The exposed copies of embedding and loss are divided among the layers.
+// Adds copies. Those exposed at embedding and loss are divided among layers.
 void AddStreamCopies(const Request& request, const StreamShape& shape,
                      const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
