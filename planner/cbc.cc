@@ -171,7 +171,7 @@ class DsaMip {
     }
   }
 
-  // Swaps equal items so that their fixed variables hold.
+  // Swaps the offsets of equal items so that z_ij = 1 holds for them.
   Offsets Canonical(Offsets start) const {
     for (size_t i = 0; i < n_; ++i) {
       for (size_t j = i + 1; j < n_; ++j) {

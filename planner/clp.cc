@@ -12,7 +12,7 @@
 namespace sluice::planner {
 namespace {
 
-// The lock of all uses of Clp. Clp's models are independent of each other, but
+// Returns the lock of all uses of Clp. Clp's models are independent, but
 // CoinUtils does not document that for all its parts. Plans take milliseconds,
 // so one lock costs little.
 Mutex& ClpMutex() {

@@ -45,7 +45,7 @@ MemoryOptions Watched(MemoryOptions options, const NodeProgress& at,
   return options;
 }
 
-// Returns "" if the transient region fits the rank's capacity.
+// Returns why the rank's transient region exceeds its capacity, or "".
 std::string TooMuchTransient(const plan::RankProfile& profile,
                              const plan::RankPlan& rank) {
   if (profile.transient_capacity <= Bytes(0) ||
@@ -150,7 +150,7 @@ absl::StatusOr<plan::NodePlan> PlanNode(
                           PlanMemories(profiles, options, start, book));
   std::vector<Bytes> rooms;
   for (size_t r = 0; r < profiles.size(); ++r) {
-    // What a rank can keep on its GPU in addition to its transient buffers.
+    // What a rank can keep on its GPU after transient buffers and reserve.
     rooms.push_back(std::max(profiles[r].transient_capacity -
                                  plan.ranks[r].transient_peak -
                                  profiles[r].keep_reserve,

@@ -1,7 +1,7 @@
 // Remembers planned units, so that a unit is solved only once even if several
 // ranks, segments or runs of the daemon need it.
 //
-// Thread safety: one owner.
+// Thread safety: none.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,7 @@ class UnitBook {
     });
   }
 
-  // The distinct units that were solved, and the given ones that were found.
+  // Return the numbers of units that were solved, and of given ones found.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 

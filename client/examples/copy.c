@@ -28,7 +28,7 @@ int main(int argc, char** argv) {
   check(sluice_session_open(&options, &session), "open a session");
   check(sluice_session_on_event(session, on_event, NULL), "watch events");
 
-  /* The first half of the host region goes out, the second gets it back. */
+  /* The first half of the host region is sent; the copy returns to the second. */
   sluice_region *gpu, *host;
   check(sluice_region_lease(session, SLUICE_GPU, SIZE, &gpu), "lease GPU");
   check(sluice_region_lease(session, SLUICE_HOST, 2 * SIZE, &host),
@@ -46,7 +46,7 @@ int main(int argc, char** argv) {
                            sluice_region_data(gpu), SIZE, &there, 1, &here),
         "copy back");
   check(sluice_engine_wait(engine, here), "wait");
-  check(sluice_engine_drain(engine), "drain"); /* the CPU reads: host wait */
+  check(sluice_engine_drain(engine), "drain"); /* waits: the CPU reads next */
 
   int wrong = 0;
   for (int i = 0; i < SIZE; ++i) wrong += out[i] != back[i];

@@ -47,7 +47,7 @@ class AddressBook {
   }
   const std::map<Address, Mapping>& mappings() const { return mappings_; }
 
-  // Returns the reservation that is exactly this range, without mappings.
+  // Returns the reservation of exactly this range, if it has no mappings.
   absl::StatusOr<Reservation> Freeable(Address address, Bytes size) const {
     const auto it = reservations_.find(address);
     if (it == reservations_.end() || it->second.size != size) {
@@ -93,7 +93,8 @@ class AddressBook {
   }
 
   using Tile = std::pair<const Address, Mapping>;
-  // Returns the mappings that cover exactly this range, until mappings change.
+  // Returns the mappings that cover exactly this range. The pointers are valid
+  // until mappings change.
   absl::StatusOr<std::vector<Tile*>> Tiling(Address address, Bytes size) {
     std::vector<Tile*> tiles;
     Address end = address;

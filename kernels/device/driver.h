@@ -23,7 +23,8 @@
 // call's name, the driver's error name, and the arguments that matter.
 //   kResourceExhausted  the device (or node) has no such memory left
 //   kUnavailable        the device is lost
-//   kInvalidArgument    the call breaks a rule above
+//   kInvalidArgument    the call breaks a rule of this file
+//   kUnimplemented      this driver or device does not have the feature
 // Thread safety: all methods are thread-safe. Destroying an object another
 // thread uses is a bug of the caller.
 #pragma once
@@ -86,8 +87,7 @@ using Event = Id<struct EventTag>;
 using Module = Id<struct ModuleTag>;
 using Function = Id<struct FunctionTag>;
 
-// Lies in this process's reserved range. On cuda the CPU accesses host memory
-// only.
+// An address in this process. On cuda the CPU can access host memory only.
 using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
@@ -139,23 +139,23 @@ class Driver {
   virtual absl::StatusOr<std::vector<DeviceInfo>> Devices() = 0;
 
   // --- physical memory -----------------------------------------------------
-  // Sizes are multiples of it (cuMemGetAllocationGranularity).
+  // Returns the unit of memory sizes (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
   // Returns cuMemGetInfo's figures, or for host memory what the node can still
   // pin. On sim, memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
-  // Returns the bytes that other processes hold, by place: all used ones but
+  // Returns the bytes that other processes hold, by place: the used bytes minus
   // those of this process's handles. On sim the kernel reports memory that
   // ranks of a killed daemon still hold. On cuda it includes contexts and
-  // fragments, but no host memory. A place is missing if nothing is held there,
-  // or if its GPU does not answer (Usage has the reason). Nothing is cached: a
-  // call takes milliseconds, or as long as the kernel needs.
+  // fragments, but no host memory. A place is missing if its GPU does not
+  // answer (Usage has the reason), and on sim if nothing is held there. Nothing
+  // is cached: a call takes milliseconds, or as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // cuMemCreate. On sim the memory is zero-filled; on cuda the driver decides.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
-  // Exports memory that this process made (Create), or adopted if TellsHolders
+  // Exports memory that this process made with Create, or on sim adopted
   // (cuMemExportToShareableHandle). InvalidArgument: the memory was imported;
   // pass on the descriptor that it was imported from.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;

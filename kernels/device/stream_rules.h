@@ -47,7 +47,7 @@ inline bool IsCompute(Stream stream) {
   return stream.value() >= kComputeStreams;
 }
 
-// The GPU may not exist on this machine. REQUIRES: IsCompute(stream).
+// Returns the stream's GPU, which may not exist. REQUIRES: IsCompute(stream).
 inline DeviceIndex ComputeGpu(Stream stream) {
   return DeviceIndex(stream.value() - kComputeStreams);
 }

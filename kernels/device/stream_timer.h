@@ -3,7 +3,8 @@
 // result comes later: Next never waits, and a caller that asks between steps
 // gets the spans of earlier steps. Events are reused.
 //
-// Errors: the driver's. A failed call adds no span.
+// A failed call adds no span and returns the driver's error, or
+// FailedPrecondition from End without Begin.
 //
 // Thread safety: thread-safe, but one thread at a time calls Begin and End of a
 // span.
@@ -25,7 +26,7 @@ namespace sluice::device {
 class StreamTimer {
  public:
   struct Span {
-    // By the monotonic clock, accurate to about a host wait; 0 before Align.
+    // On the monotonic clock, exact to about a host wait; 0 before Align.
     double start_s = 0;
     absl::Duration length;
   };
@@ -36,18 +37,18 @@ class StreamTimer {
   StreamTimer(const StreamTimer&) = delete;
   StreamTimer& operator=(const StreamTimer&) = delete;
 
-  // Waits until `stream` is idle and pairs that moment with the host's clock;
-  // later spans have a start time. A host wait: only between steps.
+  // Waits until `stream` is idle and reads the host's clock then, so that later
+  // spans have a start time. The host waits: call it only between steps.
   absl::Status Align(Stream stream);
 
-  // Begin a span, or end it, after all work enqueued so far. Both streams
-  // belong to the same GPU. Begin drops a span that has begun and not ended.
+  // Begin starts a span after all work enqueued so far; End ends it. Both
+  // streams are of one GPU. Begin drops a span that has begun and not ended.
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 
   // Removes the oldest ended span; nullopt if none is complete.
   absl::StatusOr<std::optional<Span>> Next();
-  // Waits for all ended spans. A host wait: only between steps.
+  // Waits for all ended spans. The host waits: call it only between steps.
   absl::Status Await();
 
  private:

@@ -1,6 +1,6 @@
 // Launches the functions of merge.h and token_math.h on a GPU through the
-// device seam, in stream order. Shapes and tensors are theirs, with device
-// pointers. A call without elements does nothing.
+// device seam, in stream order. Shapes and tensors are those of the headers,
+// with device pointers. A call without elements does nothing.
 #pragma once
 
 #include <array>
@@ -17,13 +17,13 @@
 
 namespace sluice::ops {
 
-// Returns the compiled kernels; empty in a build without CUDA.
+// Returns the compiled merge kernels; empty in a build without CUDA.
 std::span<const std::byte> MergeFatbin();
 
 class MergeKernel {
  public:
-  // `driver` outlives the kernel. Unimplemented: the driver runs no kernels
-  // (sim), or a build without CUDA. Use MergeAttention then.
+  // `driver` outlives the kernel. Unimplemented: the driver (sim) or the build
+  // (without CUDA) has no kernels. Use MergeAttention then.
   static absl::StatusOr<MergeKernel> Load(device::Driver* driver);
 
   // Does nothing if any extent is 0.
@@ -110,7 +110,7 @@ class TokenKernels {
     int64_t blocks;
     int64_t threads;  // per block
   };
-  // Larger than other blocks, because a row of logits is long.
+  // Threads of a softmax block: many, because a row of logits is long.
   static constexpr int64_t kSoftmaxThreads = 512;
 
   explicit TokenKernels(device::Driver* driver) : driver_(driver) {}

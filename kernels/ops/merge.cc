@@ -5,7 +5,7 @@
 
 #include "kernels/ops/vector_math.h"
 
-// Compiles a function for the machine's vector width.
+// Compiles a function with and without AVX2; the loader selects one.
 #define SLUICE_VECTORISED \
   __attribute__((target_clones("arch=haswell", "default")))
 

@@ -55,7 +55,7 @@ extern "C" __global__ void sluice_merge_fp32(MergeShape shape, float* o,
   Merge(shape, o, lse, block_o, block_lse);
 }
 
-// An SM is full with 16 blocks of this kernel.
+// 16 blocks of 128 threads fill an SM.
 extern "C" __global__ void __launch_bounds__(128, 16)
     sluice_merge_bf16(MergeShape shape, float* o, float* lse,
                       const BFloat16* block_o, const float* block_lse) {

@@ -17,7 +17,7 @@
 // strides are passed on as they are, so no call copies.
 //
 // Accuracy: fp32, a few units in the last place per merge.
-// Thread safety: pure functions of their arguments; one thread each.
+// Thread safety: pure functions of their arguments; a call uses one thread.
 #pragma once
 
 #include <cstdint>

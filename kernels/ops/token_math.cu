@@ -39,7 +39,7 @@ __device__ float OfBlock(float value, Both both) {
 }
 
 // --- RMSNorm -----------------------------------------------------------------
-// Where piece i of a row begins for this thread.
+// Returns where piece i of a row begins for this thread.
 template <typename T>
 __device__ int Begin(int i) {
   return (i * static_cast<int>(blockDim.x) + static_cast<int>(threadIdx.x)) *
@@ -146,7 +146,7 @@ __device__ void NormBackward(const RmsNormShape& shape,
 __device__ int64_t ThreadOfGrid() {
   return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
 }
-// The last piece of `n` elements may be shorter than the others.
+// Returns how many elements a load at `at` may read, at most 8.
 __device__ int There(int64_t n, int64_t at) {
   return n - at < kVector<BFloat16> ? static_cast<int>(n - at)
                                     : kVector<BFloat16>;
@@ -270,7 +270,7 @@ __device__ void Softmax(const SoftmaxShape& shape, const SoftmaxTensors<T>& t) {
   extern "C" __global__ void sluice_##name(Shape shape, Tensors t) { \
     Body(shape, t);                                                  \
   }
-// Defines a kernel with one row per block.
+// Defines a kernel with at most kMostNormThreads threads per block.
 #define SLUICE_NORM_KERNEL(name, Tensors, Body)                  \
   extern "C" __global__ void __launch_bounds__(kMostNormThreads) \
       sluice_##name(RmsNormShape shape, Tensors t) {             \

@@ -10,8 +10,8 @@
 namespace sluice::ops {
 namespace {
 
-// Elements converted to fp32 at a time. Loops read tensors into such tiles and
-// write them from tiles, so that none depends on which tensors overlap.
+// Elements converted to fp32 at a time. Where an output may be an input, loops
+// read and write tensors by such tiles, so that the overlap does no harm.
 constexpr int64_t kTile = 256;
 // Number of partial sums. With them a sum vectorises although the compiler must
 // not reorder its additions.
@@ -282,7 +282,7 @@ SLUICE_INLINED float SoftmaxRow(const SoftmaxShape& shape, T* logits,
       tile.at[i] = ExpOfNegative(tile.at[i] - greatest) * factor;
     }
     if (label >= at && label < at + n) {
-      // Computes p - 1 for the label; exact where p is nearly 1.
+      // Computes (p - 1) * scale for the label.
       tile.at[label - at] -= shape.scale;
     }
     Write(tile, n, logits + at);

@@ -17,7 +17,7 @@ inline constexpr int kPieceBytes = kCount* static_cast<int>(sizeof(T)) < 16
                                        ? kCount* static_cast<int>(sizeof(T))
                                        : 16;
 
-// Consecutive elements, as words: one of 2 bytes would take a register.
+// Consecutive elements, as words: each 2-byte element would use a register.
 template <typename T, int kCount>
 struct alignas(kPieceBytes<T, kCount>) Piece {
   unsigned words[kCount * sizeof(T) / 4];
@@ -70,7 +70,7 @@ __device__ inline bool IsWhole(const T* at, int there) {
          reinterpret_cast<uintptr_t>(at) % kPieceBytes<T, kCount> == 0;
 }
 
-// Only the first `there` of kCount elements exist; the others are 0.
+// Loads kCount elements, of which the first `there` exist; the others are 0.
 template <int kCount, typename T>
 __device__ inline Piece<T, kCount> LoadPiece(const T* from, int there) {
   if (IsWhole<kCount>(from, there)) {

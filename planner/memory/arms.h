@@ -1,5 +1,5 @@
 // The arms of the portfolio besides the greedy race, the search and the MIP
-// (internal to the planner). Each function's .cc has its name.
+// (internal to the planner). The headings name each function's .cc.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ struct Pieces {
 
 // Splits a problem into pieces that can be solved separately without losing an
 // optimum: cuts it at slots that no item crosses, and peels off items that live
-// throughout their piece, which at its bottom block no other item. Repeats both
-// until neither is possible.
+// throughout their piece: placed at its bottom, they block no other item.
+// Repeats both until neither is possible.
 Pieces Decompose(const Problem& problem);
 
 // ---- replay.cc, O(n log n) -------------------------------------------------

@@ -25,7 +25,7 @@ constexpr int64_t kLookVisits = 14;
 constexpr size_t kMinItemsToEjectInThreads = 2000;
 
 // Shared by the two runs of a step, which have different seeds. The successful
-// run with the fewest visits wins, the first seed on ties, whichever is faster.
+// run with the fewest visits wins, the first seed on ties, whatever the timing.
 struct Shared {
   std::atomic<int64_t> least{std::numeric_limits<int64_t>::max()};
   const Expired& expired;
@@ -221,8 +221,8 @@ class Ejector {
            offsets_[other] + problem_.items[other].size > at;
   }
 
-  // Returns the cheapest place in a bucket that touches another item. Fills
-  // near_ with the items that may block one.
+  // Returns the cheapest place in a bucket: its begin, or one that touches an
+  // item. Fills near_ with the items that may block a place.
   int64_t BestPlace(const Item& item, size_t bucket) {
     const int64_t highest = limit_ - item.size;
     const int64_t from =

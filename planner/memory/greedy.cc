@@ -82,7 +82,7 @@ class Race {
     return Heat{next_++, best_.peak - 1};
   }
 
-  // An earlier run has met the target, or the time is over.
+  // Returns whether an earlier run has met the target or the time is over.
   bool Over(const Heat& heat) {
     if (expired_()) return true;
     const MutexLock lock(mutex_);
@@ -149,7 +149,7 @@ const char* const kOrderNames[] = {
 // prevent a plain order.
 constexpr size_t kPairs = 3;
 
-// The items of the peak slot in the order of `inner`, then the rest by size.
+// Returns the peak slot's items in the order of `inner`, then the rest by size.
 NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
                      const Order& by_size) {
   const auto at_peak = [&](uint32_t k) {

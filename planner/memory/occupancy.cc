@@ -171,7 +171,7 @@ Occupancy::Occupancy(const Problem& problem) {
   const auto slots = static_cast<int32_t>(problem.live.size());
   int32_t width = kLeastWidth;
   while (width < slots && !AreFew(problem, width)) width *= 2;
-  // Two windows of half of all slots would hold every item.
+  // Leaves out windows (of 2 width) with half of all slots or more.
   for (; width < slots / 4; width *= kWider) {
     levels_.push_back(
         {width, std::vector<AddressList>(

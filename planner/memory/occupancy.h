@@ -21,8 +21,7 @@
 
 namespace sluice::planner {
 
-// ---- The inner loop (occupancy_scan.cc)
-// --------------------------------------
+// ---- The inner loop (occupancy_scan.cc) -------------------------------------
 
 // Items ascending in `begin`. Unused places have lifetimes that overlap with no
 // slot.
@@ -112,7 +111,7 @@ class Occupancy {
   void Clear();
   bool empty() const { return whole_.empty(); }
 
-  // As of AddressList.
+  // These do what AddressList's functions do.
   void Add(const Item& item, int64_t at, uint32_t k);
   void Remove(const Item& item, int64_t at, uint32_t k);
   int64_t Find(const Item& item, Fit fit, int64_t limit) const;

@@ -9,7 +9,7 @@
 namespace sluice::planner {
 namespace {
 
-// Returns true if the gap ends the scan.
+// Stores a better gap. Returns true if the gap ends the scan.
 bool Meet(int64_t gap, int64_t offset, Scan* scan) {
   if (gap < scan->size || gap >= scan->gap) return false;
   scan->gap = gap;

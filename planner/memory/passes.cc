@@ -48,7 +48,7 @@ class Detector {
     if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
-    // The longest runs first, of equal ones the shorter period, because
+    // Longer runs come first; among equal ones the shorter period, because
     // planning it takes less time.
     std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
       return std::make_tuple(b.Length(), a.period, a.begin) <
@@ -253,7 +253,7 @@ Signature SignatureOf(const Unit& unit) {
 
 // The plan of each pass; null if the pass is too small to be planned.
 struct PassPlans {
-  std::map<Signature, plan::Placement> known;  // keeps the values' addresses
+  std::map<Signature, plan::Placement> known;  // `of` points to its values
   std::vector<const plan::Placement*> of;
 
   absl::Status Plan(const std::vector<Unit>& units, const FlatPlanner& flat) {

@@ -39,7 +39,7 @@ struct Knowledge {
 struct PortfolioOptions {
   const MemoryOptions& asked;
   absl::Time deadline;
-  // The search ends with a plan of at most this peak. At least max_live.
+  // The arms end with a plan of at most this peak, which is >= max_live.
   int64_t goal = 0;
   // Only a plan that meets the goal is useful, so arms try nothing else.
   bool goal_is_capacity = false;
@@ -299,7 +299,7 @@ Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
   return known;
 }
 
-// Runs the greedy race on the whole problem.
+// Runs replay, sweep and greedy race on the whole problem.
 Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options) {
   const Piece whole{.problem = problem};
   return KnownOf(whole, options.goal, options);
@@ -340,11 +340,11 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
       bound = piece.base + solved.bound;
       proved_by = solved.proved_by;
     }
-    // Later pieces need only be as low as the first.
     if (piece.base + solved.peak > peak) {
       peak = piece.base + solved.peak;
       method = solved.method;
     }
+    // Later pieces need not be lower than the highest so far.
     goal = std::max(goal, peak);
   }
   peak = PeakOf(problem, offsets);
@@ -429,8 +429,8 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
   return plan;
 }
 
-// Plans two levels, each by greedy orders alone. Replaces `known` by the plan
-// if it is better, and returns whether it is.
+// Plans two levels, each with RunGreedy. Replaces `known` by the plan if it is
+// better, and returns whether it is.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
                Knowledge* known) {

@@ -26,7 +26,7 @@ struct MemoryProgress {
 };
 
 struct MemoryOptions {
-  // Wall time of the search; the checks of the input and the plan come on top.
+  // Wall time of all arms; the checks of the input and the plan come on top.
   absl::Duration time_limit = absl::Seconds(10);
   // Set by a signal handler or another thread: ends the search as if the time
   // were over.
@@ -39,8 +39,8 @@ struct MemoryOptions {
   int64_t effort = 1;
   // Called in the calling thread.
   std::function<void(const MemoryProgress&)> progress;
-  // Levels, search, windows and ejection. Without it only replay, sweep, the
-  // greedy race and CBC run.
+  // Enables levels, search, windows and ejection. Otherwise only replay, sweep,
+  // the greedy race and CBC run.
   bool use_search = true;
   bool use_cbc = true;  // the MIP, for pieces without a proof
   // The program that is run as `PROGRAM mip` to solve the MIP (sluice-worker).
@@ -73,8 +73,8 @@ struct MemoryPlan : plan::Placement {
 // Plans the trace. For a valid trace the plan is always valid. It is the same
 // in every run unless `stop` or a limit of time cuts work short: the total, the
 // half for a capacity, the eighth for levels, or CBC's. `stopped_by` tells only
-// of `stop` and the total. InvalidArgument: a buffer is invalid; the message
-// names it.
+// of `stop` and the total. InvalidArgument: the alignment or a buffer is
+// invalid; the message names it.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);
 

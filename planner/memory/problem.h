@@ -53,7 +53,7 @@ Problem Normalise(const plan::Trace& trace);
 class RangeMax {
  public:
   explicit RangeMax(const std::vector<int64_t>& values);
-  // Over [from, to), which must not be empty.
+  // Returns the maximum over [from, to), which must not be empty.
   int64_t Of(int32_t from, int32_t to) const;
 
  private:

@@ -37,7 +37,7 @@ class FreeList {
  public:
   explicit FreeList(const Rule& rule) : rule_(rule) {}
 
-  // Marks [begin, begin + size) as taken, at or above the free end.
+  // Marks [begin, begin + size) as taken. No listed free range overlaps it.
   void Hold(int64_t begin, int64_t size, int32_t death) {
     top_ = std::max(top_, begin + size);
     Note(begin, size, death);
@@ -142,8 +142,8 @@ class FreeList {
 };
 
 // Places the items that begin after `start` around the items alive in `start`,
-// which have offsets. Returns the highest end of the former, or nullopt if it
-// is above `limit`.
+// which have offsets. Returns the highest end of the placed items, or nullopt
+// if it is above `limit`.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
                              const Expired& expired, Offsets* offsets) {

@@ -18,7 +18,7 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// Nodes per item, within which most mixtures end that ever do.
+// Nodes per item: most mixtures that ever end do so within these.
 constexpr int64_t kMixtureNodes = 2;
 
 // Returns a number uniform in [low, high), the same on every machine.

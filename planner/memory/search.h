@@ -112,7 +112,7 @@ class CanonicalSearch {
   Offsets least_;  // lowest possible offset; final if placed
   std::vector<uint8_t> placed_;
   std::vector<int64_t> remaining_;  // units of open items in a slot
-  std::vector<int32_t> cover_;      // open items across a slot's first border
+  std::vector<int32_t> cover_;      // open items alive in s - 1 and in slot s
   std::vector<uint32_t> support_;   // [item]: the last item that CanRest found
   std::vector<uint32_t> witness_;   // [slot]: the last item that SlotFits found
   // The slot and item of the last failure are checked first: most dead ends

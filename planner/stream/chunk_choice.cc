@@ -37,7 +37,7 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// If the host delays the device at every size, the largest one is best.
+// Returns the best size: the largest if the host delays the device at each.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

@@ -33,12 +33,12 @@ FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
 // these copies nothing.
 FractionMap KeepEverything(const ModelShape& model);
 
-// Returns `given` with a fraction added for every other class that is used in
-// place by chunks: its last `keep` stays in HBM.
+// Returns `given` with every other class of Keep::kChunks added, which keeps
+// the fraction `keep` of its chunks, the last ones, in HBM.
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
 // Returns `given` with fractions added that drop every other free class after
-// forward, as a step must that reruns chunks.
+// forward, which a step that reruns chunks requires.
 FractionMap DropFree(const ModelShape& model, FractionMap given);
 
 // Returns `fractions` with `keep` set to 0 for all classes not in `given`. Rows

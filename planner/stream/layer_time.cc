@@ -75,9 +75,9 @@ class LayerTime {
         .Seconds();
   }
 
-  // When a block is computed, its inner slot is free for the block `depth`
-  // later. When its sums are sent, their slot is also free, because copies in
-  // go in order.
+  // A slot serves every `depth`-th block. Between two uses lie a block's
+  // compute, the copy out of its sums while the next inner chunk is fetched,
+  // and then the fetch of that chunk's sums, because copies in go in order.
   double Attention() const {
     const double depth = shape_.prefetch_depth;
     const double chunks = static_cast<double>(last_ + 1);
@@ -102,7 +102,7 @@ class LayerTime {
                   .out = out + Out(ProjectionsOut()),
                   .first_in = block_is_early ? early_first : both,
                   .first_compute = diagonal,
-                  // One chunk's diagonal is the first compute.
+                  // With one chunk, the diagonal is the first compute.
                   .last_compute = projected + (last_ > 0 ? diagonal : 0),
                   .last_out = Out(shape_.moved_bytes(Class::kInput, 0))},
                  early_first, early,
@@ -130,7 +130,7 @@ class LayerTime {
                     shape_.stored_bytes(which, m);
            });
   }
-  // The bytes that qkv.backward fetches and sends.
+  // Return the bytes that qkv.backward fetches and sends.
   int64_t ProjectionsIn() const {
     return 2 * shape_.moved_bytes(Class::kInput) +
            shape_.swapped_bytes(Class::kNorm1);
@@ -145,9 +145,9 @@ class LayerTime {
     phase.first_in -= std::min(first, window);
     return phase;
   }
-  // The bytes of the first `outer` and `inner` slots of the two sides. If no
-  // slot is filled early, two outer slots and one inner slot are fetched before
-  // the first block.
+  // Returns the bytes of the first `outer` and `inner` slots of the two sides.
+  // If no slot is filled early, two outer slots and one inner slot are fetched
+  // before the first block.
   int64_t FirstIn(int64_t outer, int64_t inner) const {
     const auto side = [this](bool keys, int64_t m) {
       return keys ? shape_.moved_bytes(kKeyPair, m)
@@ -188,7 +188,7 @@ class LayerTime {
   const int64_t last_;  // the last chunk
 };
 
-// The seconds that a layer takes to recompute what it dropped.
+// Returns the seconds that a layer takes to recompute what it dropped.
 double RecomputeSeconds(const StreamOptions& options, const StreamShape& shape,
                         const std::vector<plan::SegmentKind>& recorded) {
   double recompute = 0;
@@ -225,8 +225,8 @@ double TimeRerun(const StreamOptions& options, double keys, double forward,
              .forward;
 }
 
-// The embedding's rows are sent through two slots. The last layer's output is
-// sent before the loss fetches it.
+// Assumes that the embedding's rows are sent through two slots, and that the
+// last layer's output is sent before the loss fetches it.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links) {
   const int64_t last = shape.chunks() - 1;

@@ -56,7 +56,7 @@ struct EndsCompute {
   double embed = 0, loss = 0, embed_backward = 0;
   double total() const { return embed + loss + embed_backward; }
 };
-// Returns their total time with copies.
+// Returns the total time of these parts with copies.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links);
 
@@ -64,7 +64,7 @@ double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
 class RecordedSeconds {
  public:
   explicit RecordedSeconds(const std::vector<plan::SegmentKind>& recorded);
-  // A kind that was not recorded takes none.
+  // Returns the seconds of `count` executions; 0 for an unrecorded kind.
   double Of(Segment which, const Executions& count) const;
 
  private:

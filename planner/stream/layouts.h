@@ -21,10 +21,10 @@ class ChunkLayout {
   int64_t begin(int64_t m) const { return m * chunk_; }
   int64_t rows(int64_t m) const;  // of chunk m over all ranks
   int64_t max_rows() const { return rows(0); }
-  // The rank's rows of chunk m, and where they start inside the chunk.
+  // Return the rank's rows of chunk m, and where they start inside the chunk.
   int64_t local_rows(int64_t m, int64_t rank) const;
   int64_t local_offset(int64_t m, int64_t rank) const;
-  // The rank's rows of the whole sequence, and of the chunks before m.
+  // Return the rank's rows of the whole sequence, and of the chunks before m.
   int64_t total_local_rows(int64_t rank) const;
   int64_t local_rows_before(int64_t m, int64_t rank) const;
 
@@ -48,8 +48,8 @@ struct HeadLayout {
   int64_t first_head(int64_t rank) const {
     return rank % head_ranks * q_per_rank;
   }
-  // The numbers of the rank's kv heads, in local order. A number may repeat
-  // over ranks (replicas) and, if expanded, within a rank.
+  // Returns the numbers of the rank's kv heads, in local order. A number may
+  // repeat over ranks (replicas) and, if expanded, within a rank.
   const std::vector<int64_t>& kv_of(int64_t rank) const {
     return kv_of_group_[rank % head_ranks];
   }

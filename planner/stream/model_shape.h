@@ -76,10 +76,10 @@ struct ModelShape {
   double active_ffn() const {
     return double(experts > 0 ? active_experts * ffn : ffn);
   }
-  // The width of the outputs of the FFN's first matrix products.
+  // Returns the width of the outputs of the FFN's first matrix products.
   double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
-  // The weights of a layer's matrix products; of the product that makes the
-  // FFN's output, which backward does not need; and of the head.
+  // Return the weights of a layer's matrix products; of the FFN's down
+  // projection, of which backward does not need the output; and of the head.
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
@@ -89,9 +89,9 @@ struct ModelShape {
   }
   double stored_layer_weights() const;
   double parameters() const;
-  // The elements per token that one layer's backward needs from its forward
-  // (MEMO section 3.1: 16 h in a GPT block), and the part of them that is
-  // neither the layer's input nor the attention output.
+  // Return the elements per token that one layer's backward needs from its
+  // forward (MEMO section 3.1: 16 h in a GPT block), and the part of them that
+  // is neither the layer's input nor the attention output.
   double skeletal_elements() const;
   double skeletal_others() const;
 

@@ -103,8 +103,8 @@ class ProfileBuilder {
            RowOperations(options_.model, segment);
   }
 
-  // The bytes of a class in one layer's own memory, without chunks that run
-  // again and the resident chunks of a class that is resident in part.
+  // Returns the bytes of a class in one layer's own memory, without chunks that
+  // run again and the resident chunks of a class that is resident in part.
   int64_t OwnBytes(Class which) const {
     if (Traits(which).free() || shape_.resident(which)) {
       return shape_.class_bytes(which);
@@ -123,8 +123,8 @@ class ProfileBuilder {
     for (const Class which : kLayerClasses) {
       if (shape_.row_bytes(which) == 0) continue;
       const ClassTraits& traits = Traits(which);
-      // Kept or recomputed, k and v are sent for later chunks, and all three
-      // are fetched block by block.
+      // Even kept or recomputed rows of k and v are sent for later chunks, and
+      // those of q, k and v are fetched block by block.
       const bool fixed_traffic = traits.shared();
       // The options decide whether the class is kept whole.
       const bool resident = shape_.resident(which);
@@ -139,7 +139,7 @@ class ProfileBuilder {
     }
   }
 
-  // What rounding of rows and alignment per chunk add to the classes.
+  // Returns what rounding of rows and alignment per chunk add to the classes.
   Bytes Rounding() const {
     int64_t chunk = 0;
     for (const Class which : kLayerClasses) {
@@ -151,8 +151,8 @@ class ProfileBuilder {
                  (chunk + kSlotAlignment));
   }
 
-  // The HBM of resident data in no class of the profile: scratch, the last
-  // layer's output, alignment.
+  // Returns the HBM of resident data in no class of the profile: scratch, the
+  // last layer's output, alignment.
   int64_t KeptBesideClasses() const {
     int64_t beside = shape_.resident_bytes();
     for (const ClassTraits& c : kClasses) {
@@ -162,9 +162,9 @@ class ProfileBuilder {
     return beside;
   }
 
-  // The HBM that keeping rows may need in addition to the rows: alignment per
-  // chunk, ring slots of fetched rows, and transient memory of a block of
-  // recomputed rows.
+  // Returns the HBM that keeping rows may need in addition to the rows:
+  // alignment per chunk, ring slots of fetched rows, and transient memory of a
+  // block of recomputed rows.
   Bytes KeepReserve() const {
     const auto rings = [this](double heads) {
       StreamOptions options = options_;
@@ -219,7 +219,7 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// The seconds on a full chunk, or on the tail if only that was recorded.
+// Returns the seconds on a full chunk, or else (not recorded) on the tail.
 double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
   for (const bool full : {true, false}) {
     const auto found = std::ranges::find(recorded, KindOf(which, full),
@@ -239,8 +239,8 @@ plan::RankProfile Profile(const StreamOptions& options,
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded) {
   const auto once = [&](Segment which) { return Once(recorded, which); };
-  // Rings of two slots: while one chunk is computed, the next one is fetched
-  // and the one before is sent. A layer of one chunk has no such compute.
+  // In rings of two slots, the next chunk is fetched and the one before is sent
+  // while a chunk is computed. A layer of one chunk has no such compute.
   const double next = options.layout.chunks() > 1 ? 1 : 0;
   // The first chunk has only its diagonal block, and so has backward's last
   // outer chunk.

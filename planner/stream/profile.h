@@ -38,8 +38,8 @@ struct StepPrice {
   Bytes hbm, host;
   Bytes recomputed;        // bytes not stored because of recomputation
   double recompute_s = 0;  // per step of one sequence
-  // The factor by which the sequence can be longer with the same hbm + host,
-  // because activations grow in proportion to the tokens.
+  // Returns the factor by which the sequence can be longer with the same hbm +
+  // host, because activations grow in proportion to the tokens.
   double length_gain() const {
     const int64_t held = (hbm + host).count();
     if (held == 0) return 1;

@@ -6,9 +6,9 @@
 namespace sluice::stream {
 namespace {
 
-// Returns in closed form what ForwardBlocks and BackwardBlocks enumerate. The
-// kind of a block is that of its query chunk, and no chunk is later than the
-// tail.
+// Counts a segment's executions in closed form: one per chunk, or one per block
+// off the diagonal. Those with the tail's queries are the tail's; none has its
+// keys.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
@@ -23,7 +23,7 @@ struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
 
-// The sum over chunks of times(m) * bytes_of(m). times(m) must be linear in m.
+// Sums times(m) * bytes_of(m) over chunks. times(m) must be linear in m.
 int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
   int64_t sum = 0;
   for (const auto& [first, end] : shape.runs()) {
@@ -66,9 +66,9 @@ int64_t OfRerun(const StreamShape& shape,
   });
 }
 
-// The traffic of reruns over all layers. x and earlier k and v are fetched; k,
-// v, o and lse are sent. A group's last layer, before its backward, also sends
-// q, the other layers their output.
+// Returns the traffic of reruns over all layers. x and earlier k and v are
+// fetched; k, v, o and lse are sent. A group's last layer, before its backward,
+// also sends q, the other layers their output.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;
@@ -173,7 +173,7 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   LayerTraffic traffic;
   traffic.rerun = CountTraffic(shape).rerun;
   traffic.forward = {.in = x + blocks.forward, .out = q + kv + again};
-  // x is fetched twice here, and a third time as its class.
+  // x is fetched in forward, once here, and a third time as its class.
   traffic.tokens = {
       .in = 3 * x + again + OfRerun(shape, {Class::kO}),
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};

@@ -24,7 +24,7 @@ struct Block {
 // and each row of blocks begins with its diagonal. Backward begins each outer
 // chunk with its diagonal. OuterChunks orders outer chunks so that this
 // diagonal is the last block to add to the chunk's gradients of the inner side.
-// So a chunk's gradients are complete when its turn as the outer chunk ends.
+// So a chunk's gradients are complete after its blocks as the outer chunk.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);
@@ -60,7 +60,7 @@ LayerTraffic CountTraffic(const StreamShape& shape);
 // copied, and at most all of q.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// The bytes that a layer's attention blocks copy in backward, both ways.
+// Returns the bytes, both ways, that attention's blocks copy in a backward.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
 // Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);

@@ -47,7 +47,7 @@ FractionMap ShareRoom(const SettingsQuestion& q, StreamOptions options) {
   return Share(q, all > 0 ? std::clamp(left / all, 0.0, 1.0) : 0, alpha);
 }
 
-// Keeps as many last chunks of the classes used in place as fit in HBM.
+// Returns fractions that keep in HBM as many last chunks as fit there.
 FractionMap KeepChunks(const SettingsQuestion& q, StreamOptions options) {
   if (!q.may_keep) return options.fractions;
   const auto left = static_cast<double>(q.hbm.count() - WorkingBytes(options));
@@ -89,8 +89,8 @@ StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   return options;
 }
 
-// Whether chunks may run again: the user has not excluded it, and no free class
-// is requested to be kept or swapped.
+// Returns whether chunks may run again: the user has not excluded it, and no
+// free class is requested to be kept or swapped.
 bool MayRunAgain(const SettingsQuestion& q) {
   return q.rerun.value_or(1) > 0 && q.stream.alpha <= 0 &&
          std::ranges::none_of(q.stream.fractions, [](const auto& f) {
@@ -99,7 +99,7 @@ bool MayRunAgain(const SettingsQuestion& q) {
          });
 }
 
-// The numbers of layers to run again together.
+// Returns the numbers of layers to run again together.
 std::vector<int64_t> RerunLayers(const SettingsQuestion& q) {
   if (q.rerun_layers.has_value()) return {*q.rerun_layers};
   std::vector<int64_t> tried;

@@ -64,8 +64,8 @@ double PredictSeconds(const SettingsQuestion& question,
                       const std::vector<plan::SegmentKind>& recorded,
                       const LinkSpeeds& links);
 
-// Returns the chunk sizes to measure: from the middle upwards, then downwards.
-// Few are measured, because each costs a calibration.
+// Returns the chunk sizes to measure (ChooseChunk): first a middle one. Few are
+// measured, because each costs a calibration.
 ChunkRange ChunksOf(const SettingsQuestion& question);
 
 // Returns `settings` with all chunks run again (unless the question gives the

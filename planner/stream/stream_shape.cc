@@ -222,7 +222,7 @@ EarlySlots StreamShape::early(Phase phase) const {
   if (chunks() == 1 || phase == Phase::kForward) return {};
   if (phase == Phase::kTokens) {
     const int64_t before = rings(Phase::kAttention).Front();
-    // A ring's first slot is its last in memory.
+    // A ring's slots are in reverse order: the first one is last in memory.
     return {.inputs = 2 * sizes.staging + sizes.inputs >= before};
   }
   const int64_t before = rings(Phase::kTokens).Front();

@@ -52,8 +52,8 @@ struct RingSizes {
   // One query_sum (o, if it is stored narrower; then dq), and two key_sums (dk
   // and dv).
   int64_t query_sum = 0, key_sum = 0;
-  // The bytes of staging, inputs and sums, which come first in memory. The
-  // other rings follow, the blocks last.
+  // Returns the bytes of staging, inputs and sums, which come first in memory.
+  // The other rings follow, the blocks last.
   int64_t Front() const { return 2 * (staging + inputs + key_sum) + query_sum; }
   int64_t Total(int prefetch_depth) const {
     return Front() + 2 * outer + prefetch_depth * (blocks + gradients);
@@ -74,19 +74,19 @@ class StreamShape {
   int64_t chunks() const { return layout.chunks(); }
   bool has_tail() const { return !full(chunks() - 1); }
   bool full(int64_t m) const { return layout.rows(m) == layout.rows(0); }
-  // The rows of chunk m over all ranks, and on this rank.
+  // Return the rows of chunk m over all ranks, and on this rank.
   int64_t rows(int64_t m) const { return layout.rows(m); }
   int64_t local(int64_t m) const { return layout.local_rows(m, rank); }
-  // The queries of chunk m for which this rank computes attention: the rows of
-  // its part's ranks (HeadLayout).
+  // Return the queries of chunk m for which this rank computes attention: the
+  // rows of its part's ranks (HeadLayout).
   int64_t first_query(int64_t m) const {
     return layout.local_offset(m, part_begin);
   }
   int64_t queries(int64_t m) const {
     return layout.local_offset(m, part_end) - first_query(m);
   }
-  // Whether a class, or chunk m of it, is used in place in HBM: all chunks of a
-  // class, or the last ones, but never a chunk that runs again.
+  // Returns whether a class, or chunk m of it, is used in place in HBM: all
+  // chunks of a class, or the last ones, but never a chunk that runs again.
   bool resident(Class which) const { return resident_from(which) == 0; }
   bool resident(Class which, int64_t m) const {
     return m >= resident_from(which);
@@ -94,7 +94,7 @@ class StreamShape {
   int64_t resident_from(Class which) const {
     return resident_from_[static_cast<size_t>(which)];
   }
-  // Whether chunk m, or a layer, runs again in backward
+  // Return whether chunk m, or a layer, runs again in backward
   // (StreamOptions::rerun_chunks). The last group of layers does not, because
   // forward has just stored what backward needs.
   bool reruns(int64_t m) const { return m < rerun_chunks; }
@@ -102,8 +102,8 @@ class StreamShape {
     return rerun_chunks > 0 &&
            layer / rerun_layers < (layers - 1) / rerun_layers;
   }
-  // Whether `layer` is the last one of a group that runs again. The layer's
-  // backward follows its rerun.
+  // Returns whether `layer` is the last one of a group that runs again. The
+  // layer's backward follows its rerun.
   bool rerun_end(int64_t layer) const {
     return reruns_layer(layer) && (layer + 1) % rerun_layers == 0;
   }
@@ -123,8 +123,8 @@ class StreamShape {
     const int64_t inside = layer % rerun_layers;
     return inside == 0 ? layer / rerun_layers : groups() + inside - 1;
   }
-  // The number of sets of saved tensors, and a layer's set. A chunk that runs
-  // again has one set per layer of a group.
+  // Return the number of sets of saved tensors, and a layer's set. A chunk that
+  // runs again has one set per layer of a group.
   int64_t saved_sets(int64_t m) const {
     return reruns(m) ? std::min(rerun_layers, layers) : layers;
   }
@@ -155,8 +155,8 @@ class StreamShape {
   // Returns chunk m of q, k or v in head layout, cut into pieces in row order.
   std::vector<RowPiece> pieces(Class which, int64_t m) const;
 
-  // The groups of the loss and the chunks that a step or a probe runs, and this
-  // rank's rows of a group.
+  // Return the groups of the loss and the chunks that a step or a probe runs,
+  // and this rank's rows of a group.
   std::vector<LossGroup> loss_groups() const;
   std::vector<int64_t> active_chunks() const;
   int64_t loss_rows(const LossGroup& group) const;
@@ -191,8 +191,8 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // The bytes that are copied when all of the classes is fetched or sent, in
-  // chunk m or in all chunks.
+  // Returns the bytes that are copied when all of the classes is fetched or
+  // sent, in chunk m or in all chunks.
   int64_t moved_bytes(Class which, int64_t m) const {
     return resident(which, m) ? 0 : chunk_bytes(which, m);
   }
@@ -202,7 +202,8 @@ class StreamShape {
   int64_t moved_bytes(std::span<const Class> classes, auto... m) const {
     return Sum(classes, [&](Class which) { return moved_bytes(which, m...); });
   }
-  // The rows that are stored in host memory, dropped, and kept in HBM by rows.
+  // Return rows that are stored in host memory, and bytes of those, of dropped
+  // rows, and of rows kept in HBM.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);
@@ -219,8 +220,8 @@ class StreamShape {
 
   RingSizes rings(Phase phase) const;
   EarlySlots early(Phase phase) const;
-  // The HBM of the rings and sums of the largest phase, of the kept rows of all
-  // layers, and of the resident chunks.
+  // Return the HBM of the rings and sums of the largest phase, of the kept rows
+  // of all layers, and of the resident chunks.
   int64_t ring_bytes() const;
   int64_t kept_bytes() const;
   int64_t resident_bytes() const;
@@ -247,8 +248,8 @@ class StreamShape {
  private:
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // The ranks [first, second) that own this rank's rows of a class in head
-  // layout.
+  // Returns the ranks [first, second) that own this rank's rows of a class in
+  // head layout.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};
@@ -263,8 +264,8 @@ class StreamShape {
   std::vector<Run> runs_;
 };
 
-// The totals of one rank's whole step. KeptBytes includes rows and resident
-// chunks.
+// Return the totals of one rank's whole step. KeptBytes includes rows and
+// resident chunks.
 Bytes HostBytes(const StreamOptions& options);
 Bytes RingBytes(const StreamOptions& options);
 Bytes KeptBytes(const StreamOptions& options);

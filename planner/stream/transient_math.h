@@ -159,8 +159,8 @@ class TransientMath {
     return MakeAt(place, rows * model_.ffn);
   }
 
-  // Returns the one gradient that does not reuse the memory of its output's
-  // gradient.
+  // Returns the gradient that needs new memory. The other one, if any, is
+  // written over the output's gradient.
   Tensor ActivationBackward(int64_t rows) const {
     return Make(rows * model_.ffn);
   }
@@ -302,7 +302,7 @@ class TransientMath {
     }
   }
 
-  // The elements of a block's queries and of its keys.
+  // Return the elements of a block's queries and of its keys.
   int64_t Queries(const BlockSize& b) const {
     return b.queries * b.q_heads * model_.head_dim();
   }

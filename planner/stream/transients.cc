@@ -338,7 +338,7 @@ class TransientSegments {
     return math_.LinearBackwardInput(rows, hidden(), width);
   }
 
-  // The widths of the hidden state, of all q heads and of all k heads.
+  // Return the widths of the hidden state, of all q heads and of all k heads.
   int64_t hidden() const { return model_.hidden; }
   int64_t query() const { return model_.query_width(); }
   int64_t key() const { return model_.key_width(); }
@@ -354,8 +354,8 @@ class TransientSegments {
   const TransientMath math_;
 };
 
-// The first chunk represents all full ones, except off the diagonal: the second
-// chunk is the first with earlier keys.
+// Simulates the first chunk for all full ones, except off the diagonal the
+// second, which is the first with earlier keys; and the tail.
 Bytes PeakOf(std::span<const SegmentTraits> segments,
              const StreamOptions& options, const Kernels& kernels) {
   const StreamShape shape(options);

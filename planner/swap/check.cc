@@ -20,7 +20,7 @@ using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// Far above any machine's values, far below where doubles lose whole units.
+// Far above any machine's values.
 constexpr double kMost = 1e18;
 
 // Keeps the first error. Every check is harmless after an error.
@@ -221,7 +221,7 @@ class SwapChecker {
     if (copied > 0) Positive(path + "backward_layer_s", kind.backward_layer_s);
   }
 
-  // The same choices must be open for all tensors of one shared name.
+  // Checks that all tensors of one shared name have the same open choices.
   void CheckShared(const std::string& path, const SwapProblem::Tensor& b) {
     if (b.shared.empty()) return;
     const SwapProblem::Tensor& a = *shared_.emplace(b.shared, &b).first->second;
@@ -268,7 +268,7 @@ absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
   return absl::OkStatus();
 }
 
-// Every kind is listed once and every class belongs to one of them.
+// Checks that every kind is listed once and every class belongs to a kind.
 absl::Status CheckKinds(const RankProfile& p) {
   std::set<std::string> names;
   for (const plan::LayerKind& kind : p.kinds) {

@@ -182,7 +182,7 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full) {
   bool given = false, chosen = false;
-  std::string own, shared;  // what limits unshared and shared classes
+  std::string own, shared;  // limits of the rank; of its job, for shared ones
   const auto first = [](std::string* kept, const FullRow& row) {
     if (kept->empty() || row.kind == "host") *kept = row.kind;
   };

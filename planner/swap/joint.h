@@ -58,7 +58,7 @@ struct JointRows {
   struct Rate {
     int column = -1;
     double unit = 0;
-    // One column per kind of layers, of which `column` is at least each. Empty
+    // One column per kind of layers; `column` is at least the largest. Empty
     // for a rank with one kind.
     std::vector<int> kinds;
   };
@@ -71,7 +71,7 @@ struct JointRows {
 // and `recompute` count the additional time; columns and rows are the same.
 JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 
-// Builds and solves the LP of one problem. Thread safety: one owner.
+// Builds and solves the LP of one problem. Thread safety: none.
 class JointProgram {
  public:
   // `problem` must have passed CheckNodeSwap and outlive the program. With

@@ -37,9 +37,9 @@ struct LinearProgram {
 };
 
 // Solves one program repeatedly, each time from the last basis, for
-// lexicographic stages and "one more". Rows and bounds hold within 1e-9, so
-// scale the program to values and coefficients near 1. Thread safety: one
-// owner; different solvers may run concurrently.
+// lexicographic stages and "one more". Rows and bounds hold within 1e-11, so
+// scale the program to values and coefficients near 1. Thread safety: none;
+// different solvers may run concurrently.
 class LinearSolver {
  public:
   explicit LinearSolver(const LinearProgram& program);

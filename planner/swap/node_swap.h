@@ -87,7 +87,7 @@ struct NodeSwapProblem {
 // kHidden: kJoint without plans that expose copies because that is faster.
 enum class SwapPolicy { kJoint, kHidden, kMemo };
 
-// In the order in which they are minimised.
+// The objectives, in the order in which they are minimised.
 struct SwapObjective {
   double step_s = 0;       // the slowest rank's step
   double recompute_s = 0;  // sum over all ranks
@@ -127,7 +127,7 @@ struct NodeSwapResult {
   bool in_time = true;
   double stall_s = 0;
   // Set if the plan exposes copies because that is faster: the slowest rank's
-  // step, with stalls, without that.
+  // step, including stalls, under the plan without such copies.
   std::optional<double> hidden_step_s;
   std::optional<SwapObjective> joint;
   struct Memo {
@@ -153,8 +153,8 @@ std::string TensorName(const NodeSwapProblem::Rank& rank,
 // `ranks[3].tensors[1].bytes: -1 is negative`.
 absl::Status CheckNodeSwap(const NodeSwapProblem& problem);
 
-// The result does not depend on the order of ranks, links and NUMA nodes.
-// InvalidArgument: CheckNodeSwap's. Internal: Clp failed.
+// Plans the node. The order of ranks, links and NUMA nodes does not affect the
+// plan. InvalidArgument: CheckNodeSwap's. Internal: Clp failed.
 absl::StatusOr<NodeSwapResult> PlanNodeSwap(
     const NodeSwapProblem& problem, SwapPolicy policy = SwapPolicy::kJoint);
 

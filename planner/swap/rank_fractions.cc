@@ -151,7 +151,7 @@ std::string Amount(double bytes) {
   return fmt::format("{} ({} bytes)", FormatBytes(whole), whole.count());
 }
 
-// Returns one line if the least host memory of the limit's ranks exceeds it.
+// Returns why the limit's ranks need more host memory than it has, or "".
 std::string TooMuchHost(const Node& node, const HostLimit& host) {
   Bytes need;
   double fixed = 0, slope = 0;  // bytes = fixed + the user's alpha * slope

@@ -105,7 +105,7 @@ double PassSeconds(double window, double bytes, double rate,
 }
 
 // Returns the seconds by which one layer that swaps `copied` bytes exceeds its
-// windows. `links`: the rows of the rank's links; `rates`: its highest ones.
+// windows. `links`: the rows of the rank's links; `rates`: its peak rates.
 double LayerStall(const std::vector<CapacityRow>& links, const CopyRates& rates,
                   const SwapProblem::Kind& kind, double copied) {
   const PassBytes bytes(kind, copied);
@@ -122,7 +122,7 @@ std::vector<double> StallsOf(const SwapProblem& problem,
                              const NodeFractions& fractions) {
   std::vector<CapacityRow> rows = CapacitiesOf(problem);
   std::erase_if(rows, IsMemory);
-  // Once per rank, not once more for each link that it uses.
+  // Computes each rank's rates once, because a rank may use several links.
   std::vector<CopyRates> peaks;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     peaks.push_back(PeakRates(problem.ranks[r], fractions[r]));

@@ -21,8 +21,8 @@ double MovingLayers(const NodeSwapProblem::Rank& rank,
 double WindowSeconds(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
-// By direction: copy rates in bytes per second while layers of one kind run, of
-// the pass that needs more.
+// Copy rates in bytes per second by direction, in the pass that needs more,
+// while layers of one kind run.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;
@@ -37,7 +37,7 @@ std::vector<CopyRates> RatesOfKinds(const NodeSwapProblem::Rank& rank,
                                     const Fractions& fractions);
 // Returns the maximum rates over kinds if everything is swapped that may be.
 CopyRates RatesIfSwapped(const NodeSwapProblem::Rank& rank);
-// Returns the one of the rates that a link's row limits.
+// Returns the rate of the direction that a link's row limits.
 double RateOf(const CopyRates& rates, const CapacityRow& row);
 
 // Returns every capacity of the node, with `used` 0: links' d2h, h2d and (if

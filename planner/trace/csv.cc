@@ -73,7 +73,7 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // The trace's alignment is the largest of its rows.
+  // Reads a row's alignment. The trace's is the largest of its rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
     if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];

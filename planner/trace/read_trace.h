@@ -58,9 +58,8 @@ struct TraceOptions {
   std::optional<Bytes> alignment;  // default: 1 for CSV, else 512
 };
 
-// Reads a stream. Memory grows with the number of requests of the device and
-// not with the file (except for kProfile, which proto/plan decodes as a whole,
-// up to 256 MiB).
+// Reads a stream. Memory grows with the number of requests and not with the
+// file (except for kProfile, which is decoded as a whole, up to 256 MiB).
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 

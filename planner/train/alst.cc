@@ -12,8 +12,8 @@ namespace {
 
 // Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
 // host memory if the shard would leave little room (as in ALST's one-GPU
-// recipe) or does not fit. So a larger GPU need not keep what a smaller one
-// offloads.
+// recipe) or does not fit. So a larger GPU is never worse: it can offload what
+// a smaller one offloads.
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);

@@ -58,10 +58,10 @@ inline constexpr double kBackwardHiddens = 2;
 inline constexpr double kGatheredPlanned = 2;
 inline constexpr double kGatheredCached = 3;
 // Context parallelism's ring sends and receives k and v. Without a plan, the
-// per-step outputs' blocks, which nothing else reuses, are added.
+// outputs of each step of the ring take blocks that nothing else reuses.
 inline constexpr double kRingPlanned = 4;
 inline constexpr double kRingCached = 10;
-// The final norm's output and its gradient, beside the logits.
+// The final norm's output and its gradient, in addition to the logits.
 inline constexpr double kHeadHiddens = 2;
 // A layer of Ulysses under recomputation: 16 skeletal hidden states, 8 of
 // receive buffers, 4 of gradients.
@@ -87,9 +87,9 @@ inline constexpr int kFpdtChunk = 64 << 10;
 // and expanded dk, dv, and the all-to-all's buffers. Fitted to Llama-8B's
 // lengths on 8 and 32 H100 (3.7M, 15M).
 inline constexpr double kAlstHiddens = 18;
-// The part that a single rank does not need, because DeepSpeed's
-// register_with_transformers does nothing then: o before its exchange, and an
-// all-to-all's send and receive buffers.
+// The part of kAlstHiddens that a single rank does not need, because
+// DeepSpeed's register_with_transformers does nothing then: o before its
+// exchange, and an all-to-all's send and receive buffers.
 inline constexpr double kAlstExchange = 3;
 // UPipe's tensors at the peak, in attention's backward
 // (github.com/ghadiaravi13/untied-ulysses at 1ac00f10, fully_fused_attn.py).
@@ -119,8 +119,9 @@ inline constexpr double kAlstStatesOnGpu = 0.20;
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
-// Its head computes as many rows at a time as make the logits this many hidden
-// states large (client/python/sluice/hf/head.py).
+// Its head computes so many rows at a time that the logits take this many
+// hidden states of a chunk, at least kPythonHeadRows
+// (client/python/sluice/hf/head.py).
 inline constexpr double kPythonHeadHiddens = 8;
 inline constexpr double kPythonHeadRows = 256;
 // Its bytes per token on each rank: ids, labels, shifted labels, positions and
@@ -134,9 +135,9 @@ inline constexpr double kPythonSums = 6;
 // read and write per pass of a layer, in hidden states.
 inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
-// Per expert of a token, on the way to it and back.
+// The same per expert of a token, on the way to the expert and back.
 inline constexpr double kExpertMoves = 4;
-// The fraction of forward's that run before its last matmul.
+// The fraction of kForwardMoves that precede forward's last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
 // Sluice's engine python, with ATen's kernels one operation at a time, in fp32
 // for norms and sums: counted in Llama's code in bf16, in hidden states and in

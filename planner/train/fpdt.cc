@@ -16,8 +16,8 @@ constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
 // Offloads optimizer states (ZeRO-Offload) if, even sharded, they leave too
-// little room or do not fit. So a larger GPU need not keep what a smaller one
-// offloads.
+// little room or do not fit. So a larger GPU is never worse: it can offload
+// what a smaller one offloads.
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {
@@ -30,7 +30,7 @@ void OffloadStates(const Request& request, StepParts& parts) {
                        request.hardware.host_link_bytes_per_s;
 }
 
-// The factor by which ranks wait for one with an additional head.
+// Returns the factor by which ranks wait for one with an additional head.
 double HeadImbalance(const Request& request, double sp) {
   const double heads = double(request.model.heads);
   return std::ceil(heads / sp) * sp / heads;

@@ -105,7 +105,7 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// Sets absent optional keys of table kernels to their defaults.
+// Reads attention_head_dim and finishes the optional keys of table kernels.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {

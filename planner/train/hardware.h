@@ -66,7 +66,7 @@ struct Hardware {
   // tensors that pass through it. 0: not measured, and not included.
   double reorganisation_s_per_byte = 0;
 
-  // The efficiency of attention over heads of `head_dim` dimensions, and
+  // Return the efficiency of attention over heads of `head_dim` dimensions, and
   // whether it was not measured for them.
   double AttentionForward(int64_t head_dim) const {
     return narrow(head_dim) ? narrow_forward_efficiency
@@ -86,8 +86,8 @@ struct Hardware {
   }
 };
 
-// Reads a profile. InvalidArgument: unknown or missing keys. `source` names the
-// text in messages.
+// Reads a profile. InvalidArgument: no TOML, or an unknown, missing or wrong
+// key. `source` names the text in messages.
 absl::StatusOr<Hardware> ReadHardware(std::string_view toml,
                                       std::string_view source);
 

@@ -16,7 +16,7 @@ double MatmulSeconds(const Request& request, double weights, double gpus) {
          (request.hardware.peak_flops * request.hardware.matmul_efficiency);
 }
 
-// The seconds of `matmuls` matrix products over the s x s attention scores.
+// Returns the seconds of `matmuls` matrix products over all attention scores.
 double AttentionSeconds(const Request& request, double gpus, bool causal,
                         double matmuls, double efficiency) {
   const double s = Tokens(request);
@@ -34,7 +34,7 @@ double Microbatches(const Request& request, const Settings& settings) {
   return std::max(1.0, double(request.global_batch) / double(settings.dp));
 }
 
-// The seconds per step of one pipeline stage, without the bubble.
+// Returns the seconds per step of one pipeline stage, without the bubble.
 Breakdown WorkOfStage(const Request& request, const Settings& settings,
                       const StepParts& parts) {
   const double sequences = Microbatches(request, settings);

@@ -26,31 +26,31 @@ void UnfusedKernels(const Request& request, double gpus, double fraction,
                     LayerTimes& layer);
 void FusedKernels(const Request& request, double gpus, double fraction,
                   stream::BackwardOrder order, LayerTimes& layer);
-// The seconds of the head's forward and backward for one sequence.
+// Returns the seconds of the head's forward and backward for one sequence.
 double HeadSeconds(const Request& request, double gpus);
-// The share of the matmuls that make q, k and v.
+// Returns the share of the matmuls that make q, k and v.
 double QkvShare(const ModelShape& model);
-// The bytes of one hidden state of the tokens that one of `gpus` GPUs holds.
+// Returns the bytes of a hidden state of the tokens on one of `gpus` GPUs.
 double HiddenBytes(const Request& request, double gpus);
 
-// The bytes per second that a GPU sends to another one in a group of `gpus`:
-// over the GPU link if the group is inside a node, else over the network.
+// Returns the bytes per second between two GPUs of a group of `gpus`: over the
+// GPU link if the group is inside a node, else over the network.
 double LinkBandwidth(const Hardware& hardware, double gpus);
-// The bytes per second of a gather or scatter among `gpus` GPUs when `groups`
-// such groups share each node's network cards.
+// Returns the bytes per second of a gather or scatter among `gpus` GPUs when
+// `groups` such groups share each node's network cards.
 double CollectiveBandwidth(const Hardware& hardware, double gpus,
                            double groups = 1);
 
-// The layers of the largest pipeline stage, the GPUs of a node that this run
-// uses, and the host memory that the daemon would let a node pin.
+// Return the layers of the largest pipeline stage, the GPUs of a node that this
+// run uses, and the host memory that the daemon would let a node pin.
 double StageLayers(const Request& request, const Settings& settings);
 double GpusInNode(const Request& request);
 double PinnableBytes(const Request& request);
 
-// The part of a copy that is not hidden: max(0, link_s - hidden_under_s).
+// Returns the exposed part of a copy: max(0, link_s - hidden_under_s).
 double Exposed(double link_s, double hidden_under_s);
-// The seconds of the optimizer's kernels over `parameters`, of which this GPU
-// updates 1 / `shards` of the states.
+// Returns the seconds of the optimizer's kernels over `parameters`, of which
+// this GPU updates 1 / `shards` of the states.
 double OptimizerSeconds(const Request& request, double parameters,
                         double shards);
 
@@ -77,18 +77,18 @@ Estimate Assemble(const Request& request, const Settings& settings,
 
 // --- Ulysses sequence parallelism and ZeRO ----------------------------------
 
-// The seconds in which a GPU receives `bytes` in equal parts from `ranks`
-// ranks, including itself; and of one pass's all-to-alls of q, k, v and o.
+// Return the seconds of receiving `bytes` in equal parts from `ranks` ranks,
+// including itself; and those of a pass's all-to-alls of q, k, v and o.
 double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks);
 double ExchangeSeconds(const Request& request, double sp);
 
-// The bytes of weights, gradients and optimizer states on a GPU.
+// Returns the bytes of weights, gradients and optimizer states on a GPU.
 double ZeroStates(const Request& request, int zero, double gradient_bytes);
 
-// Adds ZeRO's traffic. Data that is not sharded for every sequence is sent once
-// per step. From stage 2 on, gradients are sent per layer, and with stage 3
-// also weights, `weight_passes` times per layer; compute hides these, except
-// for `busy_s` of a layer. Call it after the layer's kernels are set.
+// Adds ZeRO's traffic. Data that is not sharded is sent once per step. From
+// stage 2 on, gradients are sent per layer and sequence, and with stage 3 also
+// weights, `weight_passes` times; both overlap with a layer's compute, except
+// for `busy_s`, when other traffic has the link. Call it after the kernels.
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts, double busy_s = 0);
 

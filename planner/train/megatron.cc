@@ -23,8 +23,8 @@ struct ParallelGroup {
   double hidden;  // bytes of one local hidden state
 };
 
-// The seconds of a gather (or scatter) of a context-parallel rank's hidden
-// states.
+// Returns the seconds of a gather (or scatter) of a context-parallel rank's
+// hidden states.
 double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
@@ -32,7 +32,7 @@ double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
          CollectiveBandwidth(request.hardware, group.tp);
 }
 
-// The seconds in which k and v of every other context-parallel rank pass this.
+// Returns the seconds in which a rank gets k and v of all others in the ring.
 double RingSeconds(const Request& request, const ParallelGroup& group) {
   const double heads_share =
       std::max(double(request.model.key_width()) / group.tp,
@@ -53,8 +53,8 @@ void AddNetwork(const Request& request, const ParallelGroup& group,
                            Exposed(2 * ring, layer.backward.attention);
 }
 
-// The parameters per GPU of the largest stage, assumed to have embedding and
-// head.
+// Returns the parameters per GPU of the largest stage, assumed to have
+// embedding and head.
 double ParametersPerGpu(const Request& request, const Settings& settings,
                         int64_t ep) {
   const ModelShape& model = request.model;
@@ -80,8 +80,8 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
          all * kOptimizerBytes / shared_from(1);
 }
 
-// The seconds of a layer's compute during which the network is idle. The ring
-// overlaps with attention.
+// Returns the seconds of a layer's compute during which the network is idle.
+// The ring overlaps with attention.
 double ComputeBesideRing(const Request& request, const ParallelGroup& group,
                          const LayerTimes& layer) {
   const double ring = RingSeconds(request, group);
@@ -165,7 +165,7 @@ void AddReorganisation(const Request& request, const Settings& settings,
   parts.reorganisation_unknown = rate > 0 && seconds == 0;
 }
 
-// The elements per token that a layer keeps for backward.
+// Returns the elements per token that a layer keeps for backward.
 double KeptElements(const Request& request, Recompute recompute) {
   const ModelShape& model = request.model;
   const double hidden = double(model.hidden);
@@ -195,8 +195,8 @@ PassTimes Recomputation(const Request& request, const ParallelGroup& group,
   return times;
 }
 
-// The seconds in which one pass sends the tokens of every layer to the experts'
-// ranks and back.
+// Returns the seconds in which one pass sends the tokens of every layer to the
+// experts' ranks and back.
 double ExpertSeconds(const Request& request, const ParallelGroup& group,
                      double ep) {
   if (ep == 1) return 0;

@@ -28,7 +28,7 @@ Passes NormBackward(const ModelShape& model, double gradients) {
   return {.hidden = 3 + gradients};
 }
 
-// The gradient of a bias reads the whole gradient of the layer's output.
+// Counts the reads of whole output gradients for the gradients of biases.
 Passes BiasSums(const stream::Biases& biases) {
   return {.hidden = double(biases.o) + double(biases.ffn),
           .query = double(biases.q),

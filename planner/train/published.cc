@@ -13,7 +13,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// The first row is the header.
+// Returns the rows of a shipped table, the header first.
 std::vector<std::vector<std::string>> TableRows(std::string_view table) {
   std::vector<std::vector<std::string>> rows;
   for (const ShippedFile& file : ShippedTables()) {

@@ -45,7 +45,7 @@ struct PublishedRow {
   bool judged = false;  // false: a constant was fitted to it
 };
 
-// The cells of MEMO's tables 3 to 7, in the files' order.
+// Returns the cells of MEMO's tables 3 to 7, in the files' order.
 std::vector<PublishedCell> PublishedCells();
 std::vector<PublishedLength> PublishedLengths();  // FPDT's table 1
 std::vector<PublishedRow> PublishedRows();
@@ -60,7 +60,7 @@ struct Evidence {
   std::string memory;  // for what fits and the longest sequence
 };
 
-// A changed copy of a shipped profile counts as another machine.
+// A request with a changed copy of a shipped profile has no evidence.
 Evidence EvidenceOf(const Request& request);
 
 }  // namespace sluice::planner::train

@@ -1,6 +1,6 @@
 // The Python package: layers of the user's model run chunk by chunk, with
-// hidden states in host memory, each layer a unit of FSDP2, and states of
-// sluice.AdamW in host memory (client/python/DESIGN.md has the formula of host
+// hidden states in host memory, each layer a unit of FSDP2, and sluice.AdamW's
+// states in HBM or host memory (client/python/DESIGN.md has the formula of host
 // bytes). A layer's backward reruns, from the last chunk to the first, the
 // chunk's forward without attention, then runs its backward.
 #include <algorithm>
@@ -63,8 +63,8 @@ double HostBytesPerNode(const Request& request, const Settings& settings) {
          GpusInNode(request);
 }
 
-// Both directions run at once. They overlap with compute and exchanges
-// (`beside` seconds), except for the first chunk's fetch.
+// Adds a pass's copies. Both directions run at once, and overlap with compute
+// and exchanges (`beside` seconds), except for the first chunk's fetch.
 void AddCopies(const Request& request, double in, double out, double first,
                PassTimes& pass, double beside) {
   const double link = request.hardware.host_link_bytes_per_s;

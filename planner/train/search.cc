@@ -38,7 +38,7 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// The larger ratio of needed to available memory, of GPU and host.
+// Returns the ratio of needed to available memory, of GPU or host, if larger.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
   if (estimate.host_usable_bytes > 0) {
@@ -54,7 +54,7 @@ bool Better(const Estimate& a, const Estimate& b) {
   return Overdraft(a) < Overdraft(b);
 }
 
-// A lower bound, for all methods, of a step's seconds on one GPU.
+// Returns a lower bound, for all methods, of a step's seconds on one GPU.
 double LeastSeconds(const Request& request) {
   const PassTimes forward = ForwardKernels(request, 1, true);
   const PassTimes backward = BackwardKernels(request, 1, true);
@@ -92,7 +92,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // Larger alphas need more of both memories.
+        // Larger alphas need more of both memories, so they do not fit either.
         if (!TryRecomputes(settings)) break;
       }
     }

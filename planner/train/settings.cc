@@ -16,14 +16,13 @@ namespace {
 
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
-// On the machine of MEMO's tables, where a caching allocator's reorganisation
-// was measured, settings are theirs: ZeRO 1, full recomputation, no
-// interleaving.
+// Returns whether the settings of MEMO's tables (ZeRO 1, full recomputation, no
+// interleaving) apply: on their machine, where reorganisation was measured.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
 
-// Returns the ZeRO stages to try, one of those that give the same step.
+// Returns the ZeRO stages to try. Stages that give the same step appear once.
 std::vector<int> Stages(const Request& request, const GivenSettings& given,
                         const Settings& settings) {
   if (given.zero) return {int(*given.zero)};

@@ -153,7 +153,7 @@ struct Settings {
   // fraction of the tokens that keep layer inputs and attention output in HBM.
   int64_t rerun_chunks = 0, rerun_layers = 1;
   double kept = 0;
-  // The fraction of a sequence's tokens that runs again.
+  // Returns the fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
@@ -165,7 +165,7 @@ struct Settings {
   // Whether transient addresses come from a memory plan and not from a caching
   // allocator. The method determines it, except in MEMO's ablation.
   bool memory_plan = false;
-  // The GPUs that share one sequence's states and activations.
+  // Returns the GPUs that share one sequence's states and activations.
   int64_t sequence_gpus() const { return tp * cp * sp; }
   int64_t gpus() const { return tp * cp * sp * dp * pp; }
 };

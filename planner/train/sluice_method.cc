@@ -30,8 +30,8 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
   options.rerun_layers = settings.rerun_layers;
 }
 
-// The order of backward's blocks is the one that copies less if nothing is
-// kept. The run chooses the same order if copies are exposed.
+// Chooses the order of backward's blocks that copies less if nothing is kept,
+// as the run does if copies are exposed.
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -89,7 +89,7 @@ stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
           .projections = projections + back.network / 2};
 }
 
-// The exposed copies of embedding and loss are divided among the layers.
+// Adds copies. Those exposed at embedding and loss are divided among layers.
 void AddStreamCopies(const Request& request, const StreamShape& shape,
                      const Settings& settings, LayerTimes& layer) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -115,8 +115,8 @@ void AddStreamCopies(const Request& request, const StreamShape& shape,
       Exposed(seconds.attention, compute.blocks + compute.projections);
 }
 
-// The factor of attention's time for the last part of a chunk's queries, which
-// sees the most keys of its own chunk.
+// Returns the factor of attention's time for the last part of a chunk's
+// queries, which sees the most keys of its own chunk.
 double LastPart(const Request& request, const Settings& settings,
                 int64_t chunks) {
   return 1 + (1 - 1 / double(RowParts(request, settings))) / double(chunks);

@@ -90,7 +90,7 @@ absl::StatusOr<ValidatedRow> ValidateRow(const PublishedRow& row) {
   return result;
 }
 
-// The groups and limits.
+// Judges rows in these groups, with these limits.
 std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
   const double none = std::numeric_limits<double>::infinity();
   std::vector<JudgedGroup> groups = {
@@ -118,7 +118,7 @@ std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
 }
 
 void Summarize(Validation& validation) {
-  // The limits in points of MFU.
+  // The limits are in points of MFU.
   validation.methods = {{.name = "MEMO", .must = 1.5},
                         {.name = "DeepSpeed-Ulysses", .must = 2.5},
                         {.name = "Megatron-LM", .must = 5},

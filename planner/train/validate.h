@@ -22,7 +22,7 @@ struct ValidatedCell : PublishedCell {
   bool searched = false;
   bool published_fits() const { return mfu_percent.has_value(); }
   bool right() const { return fits == published_fits(); }
-  // The model's MFU minus the published one, in percentage points.
+  // Returns the model's MFU minus the published one, in percentage points.
   std::optional<double> difference() const;
 };
 
@@ -48,7 +48,7 @@ struct JudgedGroup {
   std::string name;
   int rows = 0;
   double median = 0, worst = 0;
-  double median_must = 0, worst_must = 0;  // limits from the issue
+  double median_must = 0, worst_must = 0;  // limits of median and worst
   bool ok() const { return median <= median_must && worst <= worst_must; }
 };
 
@@ -57,7 +57,7 @@ struct MethodSummary {
   int cells = 0;     // cells with a published MFU
   double mean_difference = 0;  // mean absolute difference, in points
   double mean_bias = 0;        // signed
-  double must = 0;             // limit of mean_difference, from the issue
+  double must = 0;             // limit of mean_difference
 };
 
 struct Validation {
@@ -69,8 +69,8 @@ struct Validation {
   double fits_right = 0;      // fraction of cells
   double lengths_within = 0;  // fraction of lengths within one doubling
   double lengths_exact = 0;
-  // Whether cells and lengths are within their limits. Judged groups have their
-  // own ok().
+  // Returns whether cells and lengths are within their limits. Judged groups
+  // have their own ok().
   bool ok() const;
 };
 

@@ -83,8 +83,8 @@ void OnSignal(int signal) {
   _exit(signal == SIGALRM ? kDeadline : kFault);
 }
 
-// Installs the handlers. CBC is known to crash when its limits end it (a null
-// pointer in 2.10.8's postProcess).
+// Installs the handlers, so that the first plan is written even if a solver
+// crashes or takes too much memory.
 void CatchSignals() {
   static char stack[1 << 16];  // a crash may have exhausted the normal stack
   const stack_t alternate{
@@ -136,7 +136,7 @@ int SecludeOutput(int out_fd) {
   return secluded >= 0 ? secluded : out_fd;
 }
 
-// Overwrites the last line.
+// Overwrites the previous progress line in place.
 void WriteProgress(int fd, const NodeProgress& progress) {
   const std::string line =
       plan::WriteProgress({progress.done, progress.all, progress.segment,
@@ -263,7 +263,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
                               .mip_program = "/proc/self/exe"},
                              &book);
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
-  fallback_ready = 0;  // from here on, a signal could find half a plan
+  fallback_ready = 0;  // a signal must not add it to a plan written in part
   const absl::Status written = WriteAll(secluded_fd, second, "the plan");
   return written.ok() ? 0 : Fail(kFault, written);
 }
@@ -286,12 +286,12 @@ int main(int argc, char** argv) {
   app.add_option("--in-fd", in_fd, "where the request is read");
   app.add_option("--out-fd", out_fd, "where the plan is written");
   app.add_option("--progress-fd", progress_fd,
-                 "a file of which one line says how far it is");
-  app.add_option("--time-limit-s", time_limit_s, "ends itself after this")
+                 "a file in which one line shows the progress");
+  app.add_option("--time-limit-s", time_limit_s, "ends after these seconds")
       ->check(CLI::Range(0.1, 86400.0));
   app.add_option("--memory-bytes", confinement.memory_bytes,
-                 "the most address space it takes; 0: any");
-  app.add_option("--uid", confinement.uid, "who it is; only root may say");
+                 "limit of its address space; 0: none");
+  app.add_option("--uid", confinement.uid, "its user; only root may set it");
   app.add_option("--gid", confinement.gid, "its only group");
   try {
     app.parse(argc, argv);

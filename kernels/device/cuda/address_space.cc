@@ -169,7 +169,7 @@ absl::Status AddressSpace::Unpin(Address address) {
         "nothing is pinned at {}", static_cast<const void*>(address)));
   }
   const Pinned pinned = it->second;
-  // These calls can fail, so they come first: the memory is still pinned then.
+  // Enter comes first: if it fails, the memory is still pinned and recorded.
   SLUICE_ASSIGN_OR_RETURN(const auto scope,
                           ContextScope::Enter(library_, pinned.by));
   pins_.erase(it);
@@ -206,7 +206,7 @@ absl::Status AddressSpace::PinOutside(const Pins& pins, Address address,
   return status;
 }
 
-// Makes each run of adjacent mappings without access one pinned range.
+// Gives access to mappings that lack it. Adjacent ones are pinned as one range.
 absl::Status AddressSpace::AllowOurs(const std::vector<Book::Tile*>& tiles,
                                      DeviceIndex device) {
   const auto has_access = [](const Book::Tile* tile) {

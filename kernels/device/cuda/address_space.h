@@ -34,7 +34,7 @@ class AddressSpace {
   // call: a copy may cross mappings of one call, but not of two.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
-  // Pins memory for all contexts, by the context of `device` or any other.
+  // Pins memory for all contexts. The call uses the context of `device` or any.
   absl::Status Pin(Address address, Bytes size,
                    std::optional<DeviceIndex> device);
   absl::Status Unpin(Address address);

@@ -1,5 +1,5 @@
 // The GPUs' primary contexts. A context takes hundreds of MiB of its GPU, so it
-// is made at its first use: for the daemon by cuMemGetInfo, which needs one.
+// is made at its first use (in the daemon by Usage, as cuMemGetInfo needs one).
 #pragma once
 
 #include <map>

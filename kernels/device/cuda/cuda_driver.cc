@@ -120,7 +120,7 @@ absl::StatusOr<std::vector<Gpu>> FindGpus(const LoadedLibrary* library) {
   return gpus;
 }
 
-// Every failure becomes Unavailable: each means that there is no usable GPU.
+// A failure of cuInit becomes Unavailable: it means that no GPU is usable.
 absl::Status Initialise(const LoadedLibrary* library) {
   const absl::Status status =
       library->ToStatus(library->functions().cuInit(0), "cuInit");
@@ -225,7 +225,7 @@ class CudaDriver final : public Driver {
   bool TellsHolders() const override { return false; }
   absl::StatusOr<bool> HeldByOthers(Memory) override {
     return absl::UnimplementedError(
-        "the CUDA driver does not tell who maps exported memory");
+        "the CUDA driver does not report which processes map exported memory");
   }
   absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                 Bytes size) override {
@@ -308,7 +308,7 @@ class CudaDriver final : public Driver {
       return absl::InvalidArgumentError(fmt::format(
           "stream {} is not the driver's to destroy", stream.value()));
     }
-    // These calls can fail, so they come first: the stream still exists then.
+    // Enter comes first: if it fails, the stream still exists.
     SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(entry.device));
     {
       const MutexLock lock(stream_mutex_);

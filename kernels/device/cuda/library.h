@@ -11,15 +11,15 @@
 
 namespace sluice::device::cuda {
 
-// 12.2 is the first that exports NUMA-placed host memory. Kernels compiled by
-// nvcc 13 need driver 580 (13.0) or newer.
+// CUDA 12.2's driver is the first that exports NUMA-placed host memory. Kernels
+// compiled by nvcc 13 need driver 580 (13.0) or newer.
 inline constexpr int kOldestDriver = 12020;
 
 // The loaded libcuda. Thread safety: thread-safe after Load.
 class LoadedLibrary {
  public:
-  // Calls only dlopen and dlsym. Never closed, because the driver runs its
-  // threads in it. Unavailable: not installed, or a function is missing.
+  // Calls only dlopen and dlsym. The library is never closed, because the
+  // driver's threads run in it. Unavailable: no library, or a missing function.
   static absl::StatusOr<std::unique_ptr<LoadedLibrary>> Load(
       const std::string& path);
 
@@ -33,7 +33,7 @@ class LoadedLibrary {
   Functions functions_;
 };
 
-// Returns the status code of a driver's error (listed in driver.h).
+// Returns the status code of a driver's error.
 absl::StatusCode CodeOf(Result result);
 
 }  // namespace sluice::device::cuda

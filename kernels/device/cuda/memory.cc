@@ -33,7 +33,7 @@ bool NumaNodeExists(uint64_t node) {
 }
 
 // Allocates the pages of the mapped file, as huge pages if the kernel has them.
-// Several threads on the cores of this thread do it, because up to four are
+// Four threads with this thread's affinity do it, because more threads are no
 // faster (NVIDIA/cudf#23457). If a kernel or sandbox ignores the advice,
 // fallocate later allocates the missing pages.
 void TakePages(void* range, size_t size) {
@@ -51,8 +51,8 @@ void TakePages(void* range, size_t size) {
   for (std::thread& thread : threads) thread.join();
 }
 
-// Binds the pages of a mapped file to one NUMA node. Not the thread, which must
-// keep the policy that numactl set.
+// Binds the pages of a mapped file to one NUMA node. The thread keeps its own
+// policy, which numactl may have set.
 absl::Status BindToNode(void* range, Bytes size, uint64_t node) {
   if (node == 0 && !NumaNodeExists(1)) return absl::OkStatus();
   constexpr size_t kBits = 8 * sizeof(unsigned long);
@@ -83,7 +83,7 @@ MemoryMaker::MemoryMaker(const LoadedLibrary* library, const Contexts* contexts,
     : library_(library), contexts_(contexts) {
   for (const Gpu& gpu : contexts_->gpus()) {
     int supported = 0;
-    // Only network cards need it, so a GPU that does not answer lacks it.
+    // Only network cards need RDMA, so it stays off if the GPU does not answer.
     if (gpu.fault.ok()) {
       library_->functions().cuDeviceGetAttribute(
           &supported, kAttributeRdmaOfVirtualMemory, gpu.device);
@@ -231,8 +231,8 @@ absl::StatusOr<UniqueFd> MemoryMaker::Export(
     const PhysicalMemory& memory) const {
   if (memory.origin() == Origin::kImported) {
     return absl::InvalidArgumentError(fmt::format(
-        "memory {} was imported, and only who made memory exports it: hand on "
-        "the descriptor that it came by",
+        "memory {} was imported, and only the process that made it exports it: "
+        "pass on the descriptor that it was imported from",
         Describe(memory.where(), memory.size())));
   }
   if (memory.is_memfd()) return memory.memfd().Duplicate();

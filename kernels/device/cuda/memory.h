@@ -4,8 +4,8 @@
 //   pinned by us           memfd, which every process that maps it pins with
 //                          cuMemHostRegister; used if the driver cannot pin
 // MemoryMaker probes which kind of host memory this machine has, by making a
-// piece. Importing the other kind fails with the reason why this machine does
-// not make it.
+// piece. Importing the other kind fails with the reason why this process does
+// not use it.
 #pragma once
 
 #include <memory>
@@ -67,7 +67,7 @@ class MemoryMaker {
 
   bool driver_pins_host() const { return host_.ok(); }
   HostMemoryKind HostMemory() const;
-  // Suits mappings of every place of this kind. A power of two.
+  // Returns a power of two that suits mappings of every place of this kind.
   absl::StatusOr<Bytes> Alignment(Placement::Kind kind) const;
   absl::Status CheckPlacement(Placement where) const;
   absl::StatusOr<Bytes> Granularity(Placement where) const;
@@ -87,7 +87,7 @@ class MemoryMaker {
   }
   absl::Status CheckKind(const UniqueFd& fd, Placement where, Bytes size) const;
   absl::Status CheckMemfd(const UniqueFd& fd, Bytes size) const;
-  // Checks what the driver reports: which GPU it is, only the exporter knows.
+  // Checks the place that the driver reports, except a GPU's number.
   absl::Status CheckPlace(MemoryHandle handle, Placement where,
                           Bytes size) const;
   absl::StatusOr<MemoryPointer> CreateMemfd(Placement where, Bytes size) const;

@@ -32,7 +32,7 @@ bool IsDeviceFile(const std::string& name) {
   return name.starts_with("nvidia");
 }
 
-// The GPU's sound and USB functions are separate PCI devices.
+// Returns false for a GPU's sound and USB functions, separate PCI devices.
 bool IsGpu(const std::string& device) {
   return FirstWord(device + "/vendor") == "0x10de" &&
          FirstWord(device + "/class").starts_with("0x03");

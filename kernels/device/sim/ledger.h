@@ -37,7 +37,7 @@ class Ledger {
   // InvalidArgument: `fd` is no memory of this node, place and size.
   // FailedPrecondition: this process has the memory open already.
   absl::Status AddAdopted(const UniqueFd& fd, Placement where, Bytes size);
-  // Called before this process's last handle and mapping are closed.
+  // Stops counting memory. Call it before the last handle and mapping close.
   void Leave(const UniqueFd& fd, Placement where, Bytes size);
   // Returns Unimplemented in the process that makes the node's memory, which
   // imports none.

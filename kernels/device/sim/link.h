@@ -10,13 +10,12 @@
 //
 // Booking uses virtual time: a slice starts at the end of the copy's previous
 // slice and not when its thread woke up, so that late wake-ups do not slow a
-// link (a DMA engine is not descheduled). Lateness beyond kMaxCatchUp is lost.
-// A process that dies has booked at most one slice more than it copied.
+// link (a DMA engine is not descheduled). Lateness beyond kMaxCatchUpNs is
+// lost. A stream that dies has booked at most one slice that it did not copy.
 //
 // Every user of the node writes to the clocks. So a clock that is more than
-// kMostBookings slices ahead counts as exactly that far ahead: wrong times take
-// at most as much as that many streams that copy all the time. A clock that is
-// behind makes its link faster, which takes nothing from other users.
+// kMostBookings slices ahead counts as exactly that far ahead: it slows others
+// as much as so many busy streams. A clock that is behind speeds its link up.
 #pragma once
 
 #include <atomic>
@@ -34,11 +33,11 @@ inline constexpr int64_t kMaxCatchUpNs = 50'000'000;
 // Returns MonotonicClock's time, the same in all processes of the machine.
 int64_t MonotonicNs();
 
-// Counts slices of other streams that are booked ahead of a stream's next one.
+// The most slices of other streams that a booking waits for.
 inline constexpr int64_t kMostBookings = 64;
 
-// Books `size` bytes (speed 0: not limited) from when `ready_ns` is over and
-// the link is free. Returns when they will have passed.
+// Books the link for `size` bytes from `ready_ns` on, or once it is free.
+// Returns the booking's end (at speed 0, no limit: `ready_ns`).
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns);
 

@@ -40,7 +40,7 @@ class PhysicalMemory {
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       return ErrnoStatus(errno, "seal memory");
     }
-    // The kernel does not count the file that memfd_create opens as a writer.
+    // Reopens it: the kernel does not count memfd_create's own as a writer.
     if (TellsHolders()) {
       SLUICE_ASSIGN_OR_RETURN(fd, Reopen(fd));
     }
@@ -89,7 +89,7 @@ class PhysicalMemory {
   PhysicalMemory& operator=(const PhysicalMemory&) = delete;
 
   const UniqueFd& fd() const { return fd_; }
-  // For memory made here, a separate open file, so that HeldByOthers sees it.
+  // Exports a separate open file if possible, so that HeldByOthers sees it.
   absl::StatusOr<UniqueFd> Export() const {
     SLUICE_RETURN_IF_ERROR(CheckNotImported());
     return file_ == File::kOwn ? Reopen(fd_) : fd_.Duplicate();
@@ -113,8 +113,8 @@ class PhysicalMemory {
   absl::StatusOr<bool> HeldByOthers() const {
     if (file_ != File::kOwn) {
       return absl::UnimplementedError(
-          "who holds this memory is known only where it was made, and where "
-          "the kernel tells");
+          "holders of this memory are known only to the process that made it, "
+          "and if the kernel shows them");
     }
     return OthersHaveOpen(fd_);
   }
@@ -184,8 +184,8 @@ class PhysicalMemory {
   absl::Status CheckNotImported() const {
     if (ledger_ != nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(fmt::format(
-        "this memory of {} was imported, and only who made memory exports it: "
-        "hand on the descriptor that it came by",
+        "this memory of {} was imported, and only the process that made it "
+        "exports it: pass on the descriptor that it was imported from",
         FormatBytes(size_)));
   }
 
@@ -196,8 +196,8 @@ class PhysicalMemory {
   const Bytes size_;
 };
 
-// One driver's reservations and mappings. PROT_NONE until Allow; a forked child
-// inherits none, and a core dump contains none. Thread safety: none; the driver
+// One driver's reservations and mappings. A mapping is PROT_NONE until Allow
+// and not in forked children or core dumps. Thread safety: none; the driver
 // locks.
 class AddressSpace {
  public:
@@ -257,8 +257,8 @@ class AddressSpace {
 
   absl::Status Allow(Address address, Bytes size) {
     SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-    // Done here and not in Map: one call per range instead of one per extent.
-    // Without access, neither a forked child nor a core dump can use the range.
+    // Not in Map: here one call serves a range of many mappings. Without access
+    // a forked child or a core dump could not use them anyway.
     madvise(address, size.size(), MADV_DONTFORK);
     madvise(address, size.size(), MADV_DONTDUMP);
     if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {

@@ -45,7 +45,7 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Returns OK if `path` has no node, or an unused one, which `lock` then locks.
+// Returns OK if no process uses a node at `path`, and locks an existing one.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
@@ -79,7 +79,7 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// CreateSimNode may replace the file between opening and locking it.
+// Opens and locks the state file, again if CreateSimNode replaced it meanwhile.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   if (access(path.c_str(), F_OK) != 0 &&
@@ -197,8 +197,8 @@ absl::Status CreateSimNode(const std::string& directory,
     UniqueFd fd(open(fresh.c_str(),
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
-    // Readable for ranks of any user, whatever the umask; the directory limits
-    // which. Not writable: a process that reads truncated pages dies (SIGBUS).
+    // With 0644, whatever the umask, ranks of any user that may enter the
+    // directory can read it. Others cannot truncate it, which raises SIGBUS.
     fchmod(fd.get(), 0644);
     // Writing to a missing page on a full file system would be a SIGBUS.
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
@@ -262,8 +262,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// Locks a descriptor of its own, which excludes threads as well as processes.
-// The lock ends when it is closed.
+// Locks a new open file, so that threads exclude each other as processes do.
+// Closing the returned descriptor unlocks.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());
@@ -280,7 +280,7 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Clears it in the state too, for readers of the node and the next daemon.
+    // Clears the failure in the state too, for other processes and later ones.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }

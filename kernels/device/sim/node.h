@@ -11,9 +11,9 @@
 
 namespace sluice::device {
 
-// How used memory is counted. kOwn is for the one process that makes the node's
-// memory (the daemon). It counts the memory itself and ignores later changes of
-// the state: sizes, lost GPUs, newly injected failures.
+// How used memory is counted. kShared: the kernel is asked. kOwn, for the one
+// process that makes the node's memory (the daemon): the process counts itself
+// and ignores later changes of sizes, lost GPUs and failures in the state.
 enum class Books { kShared, kOwn };
 
 // Maps the state file and holds a shared lock on it, which shows CreateSimNode
@@ -22,7 +22,7 @@ class NodeMapping {
  public:
   // `clocks` come from MakeSimClocks. Without them the owner's processes share
   // those in the state, and each process of another user has private ones.
-  // FailedPrecondition: the node's sizes and counts are inconsistent.
+  // FailedPrecondition: the state is damaged or of another version.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
       const std::string& directory, Books books = Books::kShared,
       const UniqueFd& clocks = UniqueFd());

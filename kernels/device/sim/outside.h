@@ -5,7 +5,7 @@
 // The kernel shows descriptors and mappings of every process that this one may
 // inspect; each memfd counts once. It counts if its name is of this node
 // (memory_name.h) and its file belongs to this process's user or to root, which
-// is trusted with any name. A place counts at most its size.
+// is trusted with any name.
 //
 // Not found: descriptors in flight, and memory of processes that this one may
 // not inspect (in another pid namespace; of another user or not dumpable,
@@ -14,7 +14,7 @@
 // count.
 //
 // A search takes milliseconds, and waits for any process that keeps its address
-// space locked: not on a thread that others wait for.
+// space locked, so do not call it on a thread that others wait for.
 //
 // Thread safety: thread-safe.
 #pragma once

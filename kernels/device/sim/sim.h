@@ -1,8 +1,7 @@
-// A simulated GPU node: a directory that outlives the processes that use it,
-// the daemon included, as hardware does. Its one mapped state file, which its
-// owner writes and others read, has the configuration below, failures to inject
-// and lost GPUs. Processes of all users write only the clocks of the links, so
-// that processes on one link share its bandwidth.
+// A simulated GPU node: a directory that, like hardware, outlives the processes
+// that use it, including the daemon. Its state file has the configuration
+// below, failures to inject and lost GPUs; only the owner's processes write it.
+// Processes of all users write the links' clocks, to share their bandwidth.
 //
 // Thread safety: SimNode is thread-safe, and safe between processes.
 #pragma once
@@ -41,9 +40,9 @@ struct SimConfig {
   Bytes granularity = KiB(64);  // of physical allocations
 };
 
-// `directory` may exist if it is empty or has a node that no process uses,
-// which is replaced. FailedPrecondition: a process uses the node. (A restarted
-// daemon opens it instead.)
+// Makes a node in `directory`, which may exist, and replaces an unused one
+// there. FailedPrecondition: a process uses the node there. (A restarted daemon
+// opens it instead.)
 absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config);
 
@@ -61,7 +60,7 @@ absl::StatusOr<UniqueFd> MakeSimClocks();
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory, const UniqueFd& clocks);
 
-// Memory that two processes have counts for both.
+// A process with memory of the node. Memory that two hold counts for both.
 struct SimHolder {
   int pid = 0;
   uid_t uid = 0;
@@ -69,11 +68,12 @@ struct SimHolder {
   std::map<Placement, Bytes> held;
 };
 // Finds all other processes with memory of the node that this one may inspect
-// (outside.h), in milliseconds or what the kernel needs. NotFound: no node.
+// (outside.h), mostly in milliseconds. NotFound: no node.
 absl::StatusOr<std::vector<SimHolder>> FindSimHolders(
     const std::string& directory);
 
-// Changes a node in use, for tests. PermissionDenied unless it is this user's.
+// Changes a node in use, for tests. PermissionDenied: another user owns it. The
+// driver of OpenOwnedSimDriver ignores later failures and lost GPUs.
 class SimNode {
  public:
   static absl::StatusOr<std::unique_ptr<SimNode>> Open(
@@ -81,7 +81,6 @@ class SimNode {
   virtual ~SimNode() = default;
 
   virtual SimConfig config() const = 0;
-  // Memory of dead holders is free.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // The `nth` call from now (1 = the next) of driver call `name` ("Create", …),
   // in any of the owner's processes, fails with kResourceExhausted. "Copy" is

@@ -33,9 +33,9 @@ absl::Status NoKernels() {
       "the simulated device runs no kernels: call the CPU reference");
 }
 
-// Every call first checks whether an injected failure is due, then its
-// arguments as the real driver would, then acts. Handles are ids in tables of
-// this process; processes share only the node's state file and memfds.
+// A call that FailCall knows first checks whether an injected failure is due,
+// then its arguments as the real driver would, then acts. Handles are ids in
+// this process's tables; processes share only the state file and memfds.
 class SimDriver final : public Driver {
  public:
   explicit SimDriver(std::unique_ptr<NodeMapping> node)
@@ -207,7 +207,7 @@ class SimDriver final : public Driver {
 
   absl::Status DestroyStream(Stream stream) override {
     SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-    // Destroyed without the lock: the destructor finishes the stream's work.
+    // Outlives `lock`, because the destructor waits for the stream's work.
     std::shared_ptr<SimStream> ends;
     const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
@@ -223,13 +223,13 @@ class SimDriver final : public Driver {
 
   absl::StatusOr<Stream> AdoptStream(DeviceIndex, void*) override {
     return absl::UnimplementedError(
-        "a simulated GPU computes on the calling thread: there is no stream of "
-        "somebody else's to order copies against");
+        "a simulated GPU computes on the calling thread: no other library has "
+        "a stream to order copies against");
   }
 
   absl::StatusOr<void*> NativeStream(Stream) override {
     return absl::UnimplementedError(
-        "a simulated GPU has no streams that anybody else could use");
+        "a simulated GPU has no streams that another library could use");
   }
 
   absl::StatusOr<Event> CreateEvent() override {

@@ -1,7 +1,7 @@
 // The layout of a simulated node's state file, which every process that uses
 // the node maps: only its owner writes it. Any process may die at any
-// instruction, so all that changes is a plain atomic: nothing is ever locked or
-// half done.
+// instruction, so every field that changes is an atomic, and none is a lock (if
+// the writer dies in FailCall, its entry stays claimed).
 //
 // The clocks of the node's links are written by processes of all users (link.h
 // states how far they are trusted), so they are in a separate memfd, sealed
@@ -33,7 +33,7 @@ inline constexpr int kSimNameLength = 32;
 
 struct SharedClocks {
   struct alignas(64) Link {
-    // CLOCK_MONOTONIC until which the link is booked, indexed by CopyDirection.
+    // When the link is free (CLOCK_MONOTONIC), indexed by CopyDirection.
     std::atomic<int64_t> next_free_ns[2];
   };
   Link links[kSimMaxLinks];
@@ -54,7 +54,7 @@ struct SharedGpu {
 
 struct SharedFailure {
   char call[kSimNameLength];
-  std::atomic<int64_t> remaining;  // 0: the entry is free
+  std::atomic<int64_t> remaining;  // 0: the entry is free; -1: claimed
 };
 
 struct SharedState {

@@ -1,8 +1,8 @@
 // A simulated copy stream: one thread that executes its operations in order. On
-// an idle stream the caller itself executes what takes no time and waits for
-// nothing: events, and copies of up to kMostAtOnce over a link of unlimited
-// speed. Waking a thread would cost more CPU. With poisoned buffers the thread
-// executes every copy, which then arrives after the call has returned.
+// an idle stream the caller itself records events, fills up to kMostAtOnce
+// bytes, and copies as many over a link of unlimited speed, because waking a
+// thread would cost more CPU. With poisoned buffers the thread executes every
+// copy and fill, which then arrives after the call has returned.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ namespace sluice::device {
 // so a wait keeps waiting for the recording that preceded it, as in CUDA.
 class Completion {
  public:
-  // Returns a complete one, for work of the calling thread.
+  // Returns a completion that is done, for work of the calling thread.
   static std::shared_ptr<Completion> Now() {
     auto now = std::make_shared<Completion>();
     now->Finish();
