@@ -423,7 +423,9 @@ TEST(PrivateSizes, MoreThanTheMachineHasIsRefusedWithItsLimit) {
   EXPECT_LE(MachineMemory().count(),
             int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGE_SIZE));
   const auto limit = CgroupMemoryLimit();
-  if (limit.has_value()) EXPECT_LE(MachineMemory(), limit->most);
+  if (limit.has_value()) {
+    EXPECT_LE(MachineMemory(), limit->most);
+  }
 }
 
 }  // namespace

@@ -386,10 +386,9 @@ absl::Status CheckSaveFolder(const std::string& folder) {
   std::string probe = (at / ".sluice-XXXXXX").string();
   if (mkdtemp(probe.data()) == nullptr) {
     const int why = errno;
-    return BadInput(
-        fmt::format("--save {}: {}; name a folder that can be written", folder,
-                    std::strerror(why)),
-        why);
+    return BadInputOfErrno(
+        why, fmt::format("--save {}: {}; name a folder that can be written",
+                         folder, std::strerror(why)));
   }
   fs::remove(probe, error);
   return absl::OkStatus();
@@ -401,10 +400,10 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Claim(
   std::error_code error;
   const bool made = fs::create_directories(folder, error);
   if (error) {
-    return BadInput(fmt::format("--save {}: {}; name a folder that can be "
-                                "written",
-                                folder, error.message()),
-                    error.value());
+    return BadInputOfErrno(
+        error.value(),
+        fmt::format("--save {}: {}; name a folder that can be written", folder,
+                    error.message()));
   }
   std::unique_ptr<SaveFolder> claimed(new SaveFolder());
   claimed->folder_ = folder;

@@ -179,7 +179,7 @@ TEST_F(DemandsOfPlans, ARefusedPromiseIsLoggedAndShown) {
   const auto& events = node.core.log().events();
   EXPECT_TRUE(std::any_of(events.begin(), events.end(), [](const auto& each) {
     return each.text.find(
-               "is not promised beside others; it runs by its fair "
+               "more than the link has left to promise; it gets its fair "
                "share") != std::string::npos;
   }));
   EXPECT_FALSE(Shown("other").has_value());

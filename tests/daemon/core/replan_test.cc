@@ -96,24 +96,6 @@ TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
-// A forked child holds a dead process's memory for a second.
-TEST_F(Replan, HostMemoryOfTheDeadThatComesBackIsPlannedAgain) {
-  a = Ask("a");
-  Solve({{1, MiB(16)}});
-  for (const PoolId pool : {Gpu(1), Host(0)}) {
-    const SessionId dead = node.Attach("dead", 0, 1, 1, 1);
-    ASSERT_THAT(node.Lease(dead, pool, MiB(8)), IsOk());
-    node.held = Held::kYes;
-    node.Die(dead);
-    Wait(absl::Seconds(1));  // planned again, because a job left
-    if (!node.to_solve.empty()) Solve({{1, MiB(16)}});
-    node.held = Held::kNo;
-    Wait(Ledger::kAskEvery);
-    EXPECT_EQ(node.core.NextDeadline() <= node.clock.Now() + absl::Seconds(1),
-              pool.kind == PoolKind::kHost);
-  }
-}
-
 // Guards against jobs that keep copy rates which slower links cannot carry.
 TEST_F(Replan, ATakeoverWithOtherLinkSpeedsPlansAgain) {
   a = Ask("a");

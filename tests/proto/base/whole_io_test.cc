@@ -33,7 +33,9 @@ TEST(ReadAll, ReadsMoreThanOnePieceUpToItsLimit) {
     ASSERT_EQ(lseek(fd.get(), 0, SEEK_SET), 0);
     const auto read = ReadAll(fd.get(), most, "all");
     ASSERT_EQ(read.ok(), most == written.size());
-    if (read.ok()) EXPECT_TRUE(*read == written);
+    if (read.ok()) {
+      EXPECT_TRUE(*read == written);
+    }
   }
 }
 

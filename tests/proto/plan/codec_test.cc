@@ -364,7 +364,9 @@ TEST(PlanCodec, UnitsAreCheckedAsTheyAreRead) {
     PlanRequest request = SampleRequest();
     request.known = {unit};
     const auto read = DecodePlanRequest(Encode(request));
-    if (read.ok()) EXPECT_EQ(Encode(*read), Encode(request));
+    if (read.ok()) {
+      EXPECT_EQ(Encode(*read), Encode(request));
+    }
     return std::string(read.status().message());
   };
   EXPECT_EQ(refusal(LongUnit(kMaxUnitBuffers)), "");
