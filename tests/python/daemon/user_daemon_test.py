@@ -141,7 +141,7 @@ def test_it_serves_gpus_that_its_first_process_does_not_see(folder):
     end(child)
 
 
-def test_a_mig_instance_has_its_own_daemon(folder):
+def test_mig_has_own_daemon(folder):
     child = start(TELLS, CUDA_VISIBLE_DEVICES="MIG-1/0,GPU-3")
     own = f"{folder}-MIG-1-0"
     assert told(child)[0] == f"{own}/session.sock"
