@@ -397,7 +397,7 @@ TEST(Outcome, WhatRanOutDecidesBeforeTheCode) {
   }
   EXPECT_EQ(LimitedBy(ShortOf(Shortage::kGpuMemory, "x")), "gpu_memory");
   EXPECT_EQ(LimitedBy(BadInput("x")), "none");
-  EXPECT_EQ(ShortageOf(BadInput("x", ENOSPC)), Shortage::kDisk);
+  EXPECT_EQ(ShortageOf(BadInputOfErrno(ENOSPC, "x")), Shortage::kDisk);
   for (const absl::StatusCode code :
        {absl::StatusCode::kInvalidArgument, absl::StatusCode::kNotFound,
         absl::StatusCode::kAlreadyExists, absl::StatusCode::kPermissionDenied,

@@ -437,7 +437,8 @@ TEST(TrainEstimate, StatesOnTheHostAreCopiedBehindTheFirstForward) {
   request.seq_len = settings.chunk = 8 * K;
   link = 1e7;  // twenty minutes, far more than that forward
   const double all = 12.0 * double(request.model.trained_parameters()) / 8;
-  EXPECT_NEAR(exposed_bytes(), all, all / 100);
+  EXPECT_LE(exposed_bytes(), all);
+  EXPECT_GE(exposed_bytes(), 0.95 * all);
 }
 
 TEST(TrainEstimate, TheSearchIsNeverWorseThanAnyOfItsCandidates) {
