@@ -104,8 +104,6 @@ class AttentionForward {
 // outer and the other side's inner (stream::BackwardOrder).
 class AttentionBackward {
  public:
-  using enum stream::Class;
-
   AttentionBackward(StreamState& state, int64_t layer)
       : state_(state),
         shape_(state.shape),
@@ -113,8 +111,9 @@ class AttentionBackward {
         keys_outer_(shape_.order == stream::BackwardOrder::kKeysOuter),
         outer_(stream::OuterChunks(state.active, shape_.order)),
         blocks_(stream::BackwardBlocks(state.active, shape_.order)),
-        summed_(keys_outer_ ? std::vector{kQueryGradient}
-                            : std::vector{kKeyGradient, kValueGradient}),
+        summed_(keys_outer_ ? std::vector{stream::Class::kQueryGradient}
+                            : std::vector{stream::Class::kKeyGradient,
+                                          stream::Class::kValueGradient}),
         sent_(shape_.chunks(), -1),
         outer_fetches_(&state.outer(), std::ssize(outer_), "outer chunk",
                        [this](int64_t k, Fetch& fetch) {
@@ -181,10 +180,10 @@ class AttentionBackward {
       FetchKeys(state_, layer_, m, fetch);
       return true;
     }
-    FetchHeads(state_, layer_, kQ, m, fetch);
-    fetch.Whole(state_.store.saved(layer_, kO, m));
-    fetch.Whole(state_.store.saved(layer_, kLse, m));
-    fetch.Whole(state_.store.scratch(kOutputGradient, m));
+    FetchHeads(state_, layer_, stream::Class::kQ, m, fetch);
+    fetch.Whole(state_.store.saved(layer_, stream::Class::kO, m));
+    fetch.Whole(state_.store.saved(layer_, stream::Class::kLse, m));
+    fetch.Whole(state_.store.scratch(stream::Class::kOutputGradient, m));
     return true;
   }
 
@@ -258,9 +257,10 @@ class AttentionBackward {
     const Sum outer_sum = diagonal ? Sum::kBegin : Sum::kAdd;
     const GradientSums sums =
         keys_outer_
-            ? GradientSums{inner[0], state_.sum(kKeyGradient, i),
-                           state_.sum(kValueGradient, i)}
-            : GradientSums{state_.sum(kQueryGradient, j), inner[0], inner[1]};
+            ? GradientSums{inner[0], state_.sum(stream::Class::kKeyGradient, i),
+                           state_.sum(stream::Class::kValueGradient, i)}
+            : GradientSums{state_.sum(stream::Class::kQueryGradient, j),
+                           inner[0], inner[1]};
     const Sum query_sum = keys_outer_ ? inner_sum : outer_sum;
     const Sum key_sum = keys_outer_ ? outer_sum : inner_sum;
     const int64_t all = shape_.rows(i);
