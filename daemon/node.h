@@ -5,8 +5,8 @@
 //   sim    The pools have all memory of the node that [sim] describes.
 //   cuda   A GPU's pool is its memory less the larger of 1 GiB and 6 %, which
 //          contexts and libraries need. The host pools share what may be pinned
-//          of the machine's memory or its cgroup's limit (Pinnable,
-//          proto/base/cgroup.h).
+//          (Pinnable, proto/base/cgroup.h) of the machine's memory, or of its
+//          cgroup's limit if that is less.
 #pragma once
 
 #include <functional>

@@ -23,7 +23,6 @@
 
 namespace sluice::daemon {
 
-// Both clocks at one moment.
 struct Clocks {
   absl::Time monotonic, wall;
 };

@@ -20,7 +20,7 @@ struct LinkSpeed {
   std::string parent;
   // Limit of both directions together, besides the limit of each.
   double both_bytes_per_second = 0;
-  bool measured = false;  // by a kept measurement, not by the configuration
+  bool measured = false;  // from a kept measurement, not configured
 };
 
 // Returns the link's speed in one direction while the other direction is idle.

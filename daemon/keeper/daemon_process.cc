@@ -24,7 +24,7 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int kNotRunnable = 127;  // as a shell has it
+constexpr int kNotRunnable = 127;  // as in a shell
 
 std::string LineOf(const std::string& text) {
   std::string line = "sluiced-keeper: " + text;
@@ -177,8 +177,9 @@ std::string DaemonEnd::Text() const {
 
 RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
                                              absl::Time now) {
-  // After bad input the daemon is restarted only if ranks have memory: it can
-  // serve them again once an administrator has corrected the input.
+  // After bad input the daemon is restarted only if descriptors are held for
+  // ranks: it can serve them again once an administrator has corrected the
+  // input.
   const bool bad_input =
       end.signal == 0 && end.exit_code == kBadInput && !of.holds;
   if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};

@@ -29,7 +29,7 @@ void Say(const std::string& text);
 struct DaemonEnd {
   int exit_code = 0;
   int signal = 0;  // 0: it exited
-  // The shell's status: 128 + the signal.
+  // As in a shell: 128 + the signal, or the exit status.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
   std::string Text() const;  // "exited with status 2"
 };

@@ -132,8 +132,8 @@ class Keeper {
         kept_.all().size());
   }
 
-  // Called after the start of the next daemon, so that it need not wait for
-  // this.
+  // Called after the start of the next daemon, which need not wait for the
+  // reaping.
   void ReapEnded() {
     if (ended_) ended_->Reap();
     ended_.reset();

@@ -34,7 +34,7 @@ const char* Name(Resource resource);
 // because users take turns (fair_queue.h). A user's amount is dropped with its
 // last other resource; the sum over all users stays.
 bool IsSharedInTurns(Resource resource);
-// The amount in the unit that people see: seconds for codec time.
+// Returns the amount in the unit that people see: seconds for codec time.
 double InUnits(Resource resource, int64_t amount);
 
 // The limits of one principal and of all together. The last part of `all`
