@@ -137,9 +137,9 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   return socket;
 }
 
-// The order is that in which connections are closed to make room for new ones.
-// kEnding: the answer is written, and further input is discarded, because
-// closing it with unread input would reset it before the peer has read it all.
+// Connections are closed in this order to make room for new ones. kEnding: the
+// answer is sent, and input is discarded: closing a socket with unread input
+// would reset the connection before the peer has read the answer.
 enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {

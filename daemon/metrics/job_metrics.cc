@@ -14,8 +14,8 @@ namespace sluice::daemon {
 namespace {
 
 // Jobs with the same name and user form one series, even in different cgroups.
-// The jobs beyond the limit (daemon/core/stats.h) share one series, under
-// a name that no user can choose.
+// The jobs beyond the limit (daemon/core/stats.h) share one series, with a uid
+// that no user has.
 struct JobLabel {
   std::string name, uid;
   auto operator<=>(const JobLabel&) const = default;
@@ -49,8 +49,8 @@ struct JobSums {
   JobStats stats;
 };
 
-// Returns the smallest alpha of the plan's ranks; NaN if the job has no plan,
-// or one that does not fit.
+// Returns the smallest alpha of the plan's ranks; NaN if the job has no plan or
+// an infeasible one.
 double LeastAlpha(const Snapshot& from, PlanId id) {
   double least = NAN;
   for (const PlanSnapshot& kept : from.plans) {
@@ -107,7 +107,8 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   return jobs;
 }
 
-// Adds `value` of each job and GPU that has one.
+// Adds a gauge by job and GPU. value(sums, show) calls show(labels, value) for
+// each series of a job on a GPU.
 void AddByGpu(const Snapshot& from, const std::map<JobLabel, JobSums>& jobs,
               const char* name, const char* help, auto value, Families& to) {
   to.Add(name, help, MetricType::Gauge);

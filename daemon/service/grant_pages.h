@@ -37,7 +37,8 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // Returns the generation of the last writer of `kept`; 0: no limits page.
+  // Returns the generation of the last writer of `kept`, or 0 if `kept` is no
+  // limits page of this version.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
   // the limits page of an earlier daemon, which ranks have mapped; empty: make
@@ -47,7 +48,7 @@ class GrantPages {
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Returns the session's use page. The heartbeat is fresh then.
+  // Returns the new use page of a rank. The heartbeat is fresh then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
   // Attaches a rank of an earlier daemon, with its use page.

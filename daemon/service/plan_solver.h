@@ -59,7 +59,8 @@ class PlanSolver {
   // workers, and the kernel ends them with its thread (PR_SET_PDEATHSIG).
   // `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Kills workers; one that Started has not received ends with the loop's task.
+  // Kills the workers. A worker whose start is not reported yet ends with the
+  // task that reports it.
   ~PlanSolver();
 
   void Solve(SolvePlan question);
@@ -92,8 +93,8 @@ class PlanSolver {
   bool ending_ = false;
 };
 
-// Plans as memfds. All ranks of a job get the same one, at different times, so
-// it is kept for a moment.
+// Plans as memfds. All ranks of a job get the same memfd, at different times,
+// so it is kept for kKept.
 class PlanFiles {
  public:
   static constexpr absl::Duration kKept = absl::Seconds(1);

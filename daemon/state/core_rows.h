@@ -2,10 +2,9 @@
 // key; a later row replaces an earlier one. So a checkpoint and the records
 // after it, applied in order, give the core's latest rows.
 //
-// Not included: what administrators set (policy_file.h); planning rounds that
-// are asked or solved (the next daemon starts a round of running jobs alone at
-// once, and the clients of any other round ask again); and sessions that were
-// never a rank's.
+// Not included: what administrators set (policy_file.h); open planning rounds
+// (the next daemon starts a round of running jobs alone at once, and the
+// clients of any other round ask again); and sessions that were never a rank's.
 //
 // Thread safety: none; one owner.
 #pragma once
@@ -38,7 +37,7 @@ class CoreRows {
   std::string Everything(Core& core);
 
  private:
-  // The objects and the loose row that a reader has, since they were written.
+  // The objects and the loose row that were written.
   Objects objects_;
   std::string loose_;
 };

@@ -1,11 +1,11 @@
 // Keeps a daemon's state in memory that outlives the daemon.
 //
 // A checkpoint is the whole state as bytes; a record is one change since then.
-// README.md draws the memory.
+// README.md has the layout.
 //
 // Open returns Unimplemented if this build does not read the state's version,
 // NotFound if its writer has voided it, FailedPrecondition if it is damaged.
-// Writing returns ResourceExhausted without room; the state stays valid.
+// Writing returns ResourceExhausted if there is no room; the state stays valid.
 //
 // Thread safety: one owner.
 #pragma once

@@ -1,12 +1,12 @@
 // Decides which GPUs a process may use: those with device nodes that it can
 // open.
 //
-// The kernel decides that (by a node's mode, or a container's device list), and
-// the daemon cannot ask for another process: a cgroup's list is a BPF program.
-// So a rank opens the nodes itself and sends the descriptors with its Hello.
-// The kernel identifies each: by the device's number, or on a simulated node by
-// the file. A descriptor that was opened with O_PATH, or not for writing,
-// proves nothing.
+// The kernel decides which nodes a process can open, by a node's mode and a
+// container's device list. The daemon cannot ask for another process, because a
+// cgroup's device list is a BPF program. So a rank opens the nodes itself and
+// sends the descriptors with its Hello. The daemon identifies a descriptor by
+// the device's number, or on a simulated node by the file. A descriptor that
+// was opened with O_PATH, or not for writing, proves nothing.
 //
 // Thread safety: const after Make. Nothing here blocks, whatever file system a
 // descriptor belongs to.

@@ -45,7 +45,8 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
   return absl::OkStatus();
 }
 
-// Checks UUIDs. A GPU that cannot be used here has a number but no UUID.
+// Checks that GPUs in use have the saved UUIDs. A GPU that cannot be used here
+// has a number but no UUID.
 absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
   for (const GpuConfig& gpu : here.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
@@ -170,7 +171,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // stops tracking changes until the state fits
-    // The saved state is out of date: voided, so that no daemon ever uses it.
+    // The saved state is out of date, so no daemon may use it.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "

@@ -3,8 +3,8 @@
 // Every rank waits for the loop, and the kernel lets another process on its
 // core continue for milliseconds. So the loop has the lowest real-time
 // priority, like the thread that refills the grant pages, while it computes
-// little. A loop that a flood of requests keeps busy loses it until it is less
-// busy, so that it takes no core from the node's training.
+// little. A loop that a flood of requests keeps busy loses this priority until
+// it is less busy, so that it takes no core from the node's training.
 #pragma once
 
 #include <chrono>
