@@ -27,7 +27,6 @@ struct LinkSpeed {
 double SpeedOf(const LinkSpeed& link, int direction);
 // Returns the link's speed per direction while both carry the same rate.
 double SpeedBothWays(const LinkSpeed& link, int direction);
-// Returns whether the link limits a direction, or both together.
 bool IsLimited(const LinkSpeed& link);
 
 // Returns indexes into `links`: the link `name`, its parent, and so on; empty

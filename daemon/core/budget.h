@@ -85,7 +85,7 @@ class Budgets {
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/true);
   }
-  // Returns the same as if the job and its principal held nothing.
+  // As Admit, but as if the job and its principal held nothing.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/false);
   }
@@ -100,8 +100,8 @@ class Budgets {
 
   // Returns how much more `job` may hold by its own limit and its principal's.
   Bytes Left(const JobKey& job, PoolKind kind) const;
-  // Returns how much more may be held by one of these limits alone; kUnlimited
-  // if it is not set.
+  // Returns how much more the principal's, or the job's, limit alone allows;
+  // kUnlimited if it is not set.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
   std::vector<BudgetLine> Lines() const;

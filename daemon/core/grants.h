@@ -97,7 +97,6 @@ class GrantPolicy {
                const Directions& limit, const Directions& used);
   void Detach(int slot);
   void Hold(int slot, bool holds);
-  // Sets the rates promised to the rank's copies.
   void Promise(int slot, const CopyRates& rates);
   // Returns the use of each attached slot as believed at the last refill.
   std::map<int, Directions> used() const {

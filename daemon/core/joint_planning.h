@@ -1,5 +1,5 @@
 // Joint planning of all jobs of the node. planning/README.md has the rules;
-// replan.h (`Member`) draws the states of a job.
+// replan.h (`Member`) has the states of a job.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -58,7 +58,7 @@ class JointPlanning {
   // the saved state has no room for it and its plans.
   absl::Status MaySubmit(SessionId session,
                          const plan::RankProfile& profile) const;
-  // Returns how many ranks of the job have not submitted yet; if none, call Ask
+  // Returns how many ranks of the job have not submitted yet. If 0, call Ask
   // next.
   int Submit(SessionId session, ProfileWithHash profile);
   void Ask(const JobKey& job, absl::Time now, Effects& effects);
@@ -168,8 +168,8 @@ class JointPlanning {
   // waits, so that no user waits for another's hard profile. If the round is
   // not solved by then, its jobs are planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
-  // Returns a little more than the worker's limit, so that its own error
-  // arrives first.
+  // Returns a little more than the worker's limit, so that the worker's own
+  // error arrives first.
   absl::Duration TimeForRound() const {
     return config_.plan_time_limit * 1.25 + absl::Seconds(1);
   }
@@ -195,7 +195,7 @@ class JointPlanning {
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Plans running jobs again at `at`, or when the next round is due if that is
-  // earlier. The reason is `why`, preceded by the given job's name.
+  // earlier. The reason is `why`, preceded by the name of `whose`.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
 
@@ -215,7 +215,8 @@ class JointPlanning {
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Returns whether others of its principal could free what the lease needs.
+  // Returns whether other jobs of its principal could free enough for the
+  // lease.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
   plan::NodeResources ResourcesFor(
@@ -258,7 +259,7 @@ class JointPlanning {
   uint64_t demands_changes_ = 0;  // counts all changes except those of members_
   PlanRounds rounds_;
   std::vector<Asking> joining_;      // the next to be planned is first
-  Table<JobKey, Member> members_;    // jobs that run by these plans
+  Table<JobKey, Member> members_;    // jobs that run by joint plans
   std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
   NextRound next_;
   UnitCache units_;

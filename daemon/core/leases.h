@@ -50,7 +50,6 @@ class Leases {
   // Implements Core::GrantNotSent.
   void NotSent(SessionId id, LeaseId lease, const absl::Status& why,
                absl::Time now, Effects& effects);
-  // Returns the answer to a repeated request.
   Reply Repeat(const Session& session, RequestId request) const;
   // Runs after each event: gives waiting leases their turn.
   void Release(absl::Time now, Effects& effects);

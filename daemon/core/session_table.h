@@ -35,7 +35,6 @@ class SessionTable {
   Rows::const_iterator end() const { return rows_.end(); }
   // Returns null if there is no such session.
   const Session* Find(SessionId id) const { return FindOrNull(rows_, id); }
-  // REQUIRES: the session exists.
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
   // Returns the session for changes; null if its socket has ended, or there is
@@ -51,8 +50,7 @@ class SessionTable {
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  // Returns the number of attached ranks.
-  int ranks() const {
+  int ranks() const {  // the attached ones
     return static_cast<int>(std::ranges::count_if(
         rows(), [](const auto& each) { return each.second.is_rank(); }));
   }
@@ -124,7 +122,7 @@ class SessionTable {
   void Load(std::map<SessionId, Session> saved, absl::Time now);
   void TakeChanged(auto visit) {
     rows_.TakeChanged([&](SessionId id, Session* session) {
-      // A session is saved as a whole once it is a rank's, and not before.
+      // Only sessions that are, or were, a rank's are saved.
       if (session != nullptr && !session->was_rank()) return;
       visit(RowKind::kSession, id, session);
       if (session == nullptr) return;

@@ -228,8 +228,7 @@ class Keeper {
   KeptDescriptors kept_;
   RestartPolicy policy_;
   std::optional<DaemonProcess> daemon_;  // unset: none runs
-  // The previous daemon, until it is reaped.
-  std::optional<DaemonProcess> ended_;
+  std::optional<DaemonProcess> ended_;   // the previous one, until it is reaped
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

@@ -21,7 +21,6 @@ class Turns {
   void Add(const Principal& who, SessionId session) {
     if (waiting_.insert(session.value()).second) queue_.Push(who, session);
   }
-  // Removes an ended session.
   void Remove(SessionId session) {
     if (waiting_.erase(session.value()) == 0) return;
     queue_.Remove([session](SessionId each) { return each == session; });

@@ -89,7 +89,6 @@ class Service {
   void RemoveSocket();
   // Returns whether the end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
-  // Keeps the listening socket for the next daemon.
   void KeepHttp(int fd) { KeepOnce(Handover::kHttp, fd); }
   void SayReady();
 

@@ -78,7 +78,7 @@ class DescriptorStore {
   struct Options {
     std::string notify_socket;    // empty: there is no store
     std::optional<pid_t> keeper;  // Starter::keeper
-    int64_t capacity = 0;  // StoreCapacity; 0: the store keeps nothing
+    int64_t capacity = 0;         // StoreCapacity; 0: the store keeps nothing
     // The time from a batch's first message to the store's answer.
     absl::Duration deadline = absl::Seconds(5);
     // Runs a task on another thread (Loop::Post); unset: on this object's

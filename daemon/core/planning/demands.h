@@ -3,8 +3,8 @@
 // the rules.
 //
 // A plan hides a layer's copies behind the compute of one layer, in the forward
-// and the backward pass (MEMO section 4.1). The rate that a rank needs at all
-// times is the largest quotient of such a window's bytes and its time.
+// and the backward pass (MEMO section 4.1). The rate that a rank needs is the
+// largest quotient of a layer's bytes and its time, over both passes.
 //
 // Pure functions of saved state (members, sessions): a daemon that takes over
 // computes the same.

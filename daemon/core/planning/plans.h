@@ -30,7 +30,8 @@
 
 namespace sluice::daemon {
 
-// A decoded profile and its hash, made by another thread: it may be large.
+// A decoded profile and its hash. Another thread makes them, because a profile
+// may be large.
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
@@ -46,7 +47,7 @@ struct Asking {
   bool operator==(const Asking&) const = default;
 };
 
-// A rank of a question, which has them in the order of its profiles.
+// A rank of a question. A question's positions have the order of its profiles.
 struct Position {
   JobKey job;
   Rank rank;

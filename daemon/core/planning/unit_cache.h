@@ -30,8 +30,6 @@ class UnitCache {
   // dropped.
   static constexpr size_t kBuffersKept = 1 << 18;
 
-  // Adds the unit, unless it is cached already, too large, or not proved
-  // optimal.
   void Add(KeyedUnit unit) {
     const size_t buffers = unit.unit->trace.buffers.size();
     if (buffers > plan::kMaxUnitBuffers || !unit.unit->placement.optimal() ||

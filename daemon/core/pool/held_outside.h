@@ -80,8 +80,8 @@ class OutsideAnswers {
 HeldOutside Follow(const HeldOutside& before, HeldOutside said,
                    const std::set<PoolId>& with_ranks);
 
-// Returns how much is held outside of a pool that leaves `spare`. The result
-// may exceed the part of the pool that is not leased.
+// Returns how much is held outside leases of a pool that leaves `spare` bytes.
+// The result may exceed the part of the pool that is not leased.
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 
 // Returns how much all ranks of a GPU hold outside their leases if `beside` is

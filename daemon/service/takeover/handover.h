@@ -64,7 +64,6 @@ class Handover {
   void DropRest();
 
   // --- for the next daemon --------------------------------------------------
-  // Begins to save the core.
   void Begin(Core& core, absl::Time now);
   // Saves the core's changes, before anything that depends on them is sent.
   void Save(Core& core, absl::Time now);
