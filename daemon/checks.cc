@@ -77,8 +77,7 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
-// Returns the state of a serving or frozen daemon; nullopt if the state is
-// void.
+// Returns a serving or frozen daemon's state; nullopt if the state is void.
 absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     const admin::ShowStateReply& reply) {
   if (reply.file().empty()) {
@@ -132,8 +131,7 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());
-  // Another user may run the check, so the folder's owner counts as the
-  // daemon's.
+  // The check may run as another user, so the folder's owner counts.
   const PolicyFile file = PolicyFileOf(config, arguments);
   if (arguments.check) {  // before the slow parts
     SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),

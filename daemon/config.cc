@@ -155,8 +155,7 @@ Key Memory(const std::string& what, auto* to) {
   return {what + "_bytes", Size(to), what + "_memory"};
 }
 
-// Reads a table. A key that is not in `keys` is an error, which lists the known
-// keys.
+// Reads a table. A key that is not in `keys` is an error, which lists `keys`.
 Reader Table(std::string name, std::vector<Key> keys) {
   return [=](const toml::node& node, const std::string&) -> absl::Status {
     const toml::table* table = node.as_table();

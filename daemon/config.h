@@ -74,9 +74,8 @@ struct Config {
 
 absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text);
 
-// InvalidArgument: one line with the file's line, the key and the allowed
-// values, such as "sluiced.toml:7: 'gpus' must be …". `path` is only for
-// messages.
+// InvalidArgument names the line, the key and the allowed values, such as
+// "sluiced.toml:7: 'gpus' must be …". `path` is only for messages.
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path);
 absl::StatusOr<Config> ReadConfig(const std::string& path);

@@ -32,7 +32,7 @@ struct Node {
   std::string sim_directory;  // empty on cuda
   UniqueFd sim_clocks;  // of simulated links, for every session; empty on cuda
   std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
-  // The device file of each GPU, which ranks on it must be able to open; empty:
+  // Each GPU's device file, which its ranks must be able to open; empty:
   // unknown.
   std::vector<std::string> gpu_nodes;
   std::string description;

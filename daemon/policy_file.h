@@ -7,8 +7,7 @@
 // daemon left, the daemon is frozen instead (daemon/frozen). So a new section
 // needs no version number: a daemon that does not know it refuses the file.
 //
-// Times are wall-clock times, because a monotonic clock restarts with the
-// machine.
+// Times are wall-clock times: a monotonic clock restarts with the machine.
 //
 // Thread safety: pure; Write by one thread at a time.
 #pragma once

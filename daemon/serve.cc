@@ -341,8 +341,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   if (!dies.empty()) return freeze(dies);
   SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.SessionDir()));
   Node& node = opened.node.emplace(std::move(found));
-  // Ranks use memory of this simulated node, so a failed start must not remove
-  // it.
+  // Ranks use this simulated node, so a failed start must not remove it.
   if (takes_over) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {

@@ -34,9 +34,8 @@ FairShares ShareFairly(const std::vector<Want>& wants,
 
 // What a flow wants beyond its promise. A copy that a fair share would make
 // late borrows from its own later fair share: a flow that is ahead waits until
-// the others have caught up, and it may be ahead by a bounded number of bytes
-// only. So a rank that states false deadlines gets its share earlier, but no
-// more of it.
+// the others have caught up, and it may be ahead by at most `may` bytes. A rank
+// that states false deadlines gets its share earlier, but not more of it.
 struct LentCopy {
   const std::vector<int>* path;  // channels; outlives the call
   double excess = 0;             // bytes wanted

@@ -157,7 +157,7 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
       !std::holds_alternative<HelloRequest>(body)) {
     return answer(absl::FailedPreconditionError("a session begins with Hello"));
   }
-  // Refuses the request of an observer, which may not do `what`.
+  // Refuses the request of an observer; `what` ends the message.
   const auto refused = [&](const char* what) {
     if (session.is_rank()) return false;
     answer(absl::FailedPreconditionError(

@@ -189,8 +189,8 @@ class Core {
   // Records that all notices so far were sent, so a daemon that takes over need
   // not repeat them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
-  // Calls visit(kind, key, row) for each row that changed since the last call
-  // (state.h).
+  // Calls visit(kind, key, row) (state.h) for each row changed since the last
+  // call.
   void TakeChanged(auto visit) {
     EachTable([&](auto& table, const auto& save) {
       table.TakeChanged(

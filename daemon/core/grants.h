@@ -7,8 +7,7 @@
 // by weight, and evenly to the ranks of one user. Promised bytes are a part of
 // that share, and what one rank does not use goes to the others. A rank without
 // memory is promised nothing, and gets only what no other rank wants. A rank
-// alone on its link has a wide window, because the link itself is the only
-// limit.
+// alone on its link has a wide window: the link itself is the only limit.
 //
 // A rank may state when compute needs the copy at the front of its queue
 // (proto/base/grant_page.h). Bandwidth is lent first to copies that a fair
@@ -34,7 +33,6 @@ namespace sluice::daemon {
 // Cumulative bytes, kH2d and kD2h (proto/base/grant_page.h).
 using Directions = std::array<uint64_t, 2>;
 
-// What determines a rank's share of links.
 struct GrantSharer {
   Principal who;
   double weight = 1;  // of its user

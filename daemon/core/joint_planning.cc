@@ -563,8 +563,7 @@ void JointPlanning::RoundFailed(const PlanRounds::Round& round,
   }
   for (const Asking& asking : round.asking) {
     if (round.jobs.size() > 1 || cut_off) {
-      // Planned alone, the job gets only free memory, so running plans stay
-      // valid.
+      // Planned alone, the job gets only free memory, and running plans stay.
       StartRound({asking}, false, now, effects);
       continue;
     }

@@ -58,8 +58,7 @@ class JointPlanning {
   // the saved state has no room for it and its plans.
   absl::Status MaySubmit(SessionId session,
                          const plan::RankProfile& profile) const;
-  // Returns how many ranks of the job have not submitted yet. If 0, call Ask
-  // next.
+  // Returns how many ranks of the job must still submit. If 0, call Ask next.
   int Submit(SessionId session, ProfileWithHash profile);
   void Ask(const JobKey& job, absl::Time now, Effects& effects);
   void PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
@@ -85,8 +84,7 @@ class JointPlanning {
   // needs. If so, the lease must wait (Waiter::for_plan): for a new plan of the
   // running jobs, or if its job is a member already, for changes under way.
   bool AwaitRoom(SessionId session, const LeaseRequest& asked, absl::Time now);
-  // Returns whether a plan or a change under way may still free memory for
-  // `job`.
+  // Returns whether a pending plan or change may still free memory for `job`.
   bool MakesRoom(const JobKey& job) const;
   // Marks changes that have not freed memory in time (PlanChange::Wait).
   void MarkShrinkersLate();
@@ -189,8 +187,7 @@ class JointPlanning {
   void StartTogether(absl::Time now, Effects& effects);
   void TogetherSolved(const PlanRounds::Round& round, const Plan& plan,
                       absl::Time now, Effects& effects);
-  // Gives a joining job its plan, or holds it back until there is memory for
-  // it.
+  // Gives a joining job its plan, or holds the plan back until it fits.
   void AdmitJoin(const Asking& asking, const Plan& plan, absl::Time now,
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
@@ -215,8 +212,7 @@ class JointPlanning {
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Returns whether other jobs of its principal could free enough for the
-  // lease.
+  // Returns whether its principal's other jobs could free enough for the lease.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
   plan::NodeResources ResourcesFor(

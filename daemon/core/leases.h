@@ -66,9 +66,8 @@ class Leases {
   void CheckInvariants() const;
 
  private:
-  // Takes a lease from the ledger. OK: the lease is granted or being made, and
-  // its request is answered when that is done. The caller must answer a
-  // refusal.
+  // Takes a lease from the ledger. OK: the lease is granted, or will be
+  // answered when it is made. The caller must answer a refusal.
   Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
   void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
               Effects& effects);

@@ -82,8 +82,7 @@ class SessionTable {
   void Close(Session& session);
   // closed -> gone.
   void Drop(SessionId id, absl::Time now);
-  // Returns the other sessions of the same process that are closed and were a
-  // rank's.
+  // Returns the other, closed rank sessions of the same process.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
   // Returns the sessions that were half-open for too long.
   std::vector<SessionId> Late(absl::Time now) const {
@@ -145,8 +144,8 @@ class SessionTable {
   std::set<SessionId> to_tell_;  // sessions that have deaths_to_tell
 };
 
-// Decides when a daemon that was started for one user ends: some time after its
-// last rank.
+// Decides when a daemon ends that was started for one user: after its last
+// rank.
 class IdleEnd {
  public:
   // The wait for the first rank: the program that started the daemon may need

@@ -1,9 +1,8 @@
 // The queue of leases that wait for memory: first come, first served. A lease
 // waits for its pool, its user, its job or a plan; README.md has what each of
 // these holds up, and which requests may pass (Rights). A lease that another
-// one holds up has the `lacks` of that other lease. If no plan frees memory for
-// a lease that waits for a plan, the lease is refused or joins the end of the
-// queue.
+// one holds up has the `lacks` of that other lease. A lease that waits for a
+// plan in vain is refused or joins the end of the queue.
 //
 // A lease gets a *turn*, one more attempt, when something that it may lack has
 // changed (Woken). The queue only keeps the order; Leases asks the ledger.

@@ -177,9 +177,8 @@ std::string DaemonEnd::Text() const {
 
 RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
                                              absl::Time now) {
-  // After bad input the daemon is restarted only if descriptors are held for
-  // ranks: it can serve them again once an administrator has corrected the
-  // input.
+  // After bad input the daemon is restarted only if descriptors are held: ranks
+  // go on once an administrator has corrected the input.
   const bool bad_input =
       end.signal == 0 && end.exit_code == kBadInput && !of.holds;
   if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};

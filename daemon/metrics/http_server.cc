@@ -233,7 +233,7 @@ struct Listener {
     }
     UniqueFd next(
         accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    // Without a free descriptor, the connection would wake poll without end.
+    // If no descriptor is free, the connection would wake poll without end.
     if (!next) return absl::SleepFor(kTick);
     connections.push_back({std::move(next), now + kReadLimit});
   }
@@ -337,9 +337,8 @@ class Server final : public HttpServer {
     }
   }
 
-  // Answers all waiting requests from one snapshot, taken after the last of
-  // them. So a flood of requests costs the daemon's loop at most one snapshot
-  // per kTick.
+  // Answers all waiting requests from one snapshot, taken after the last one.
+  // So a flood of requests costs the loop at most one snapshot per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
     std::optional<PageMaker> pages;

@@ -39,8 +39,7 @@ std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes);
 std::string HttpAnswer(const Page& page);
 
 // Checks both settings; empty strings are valid. InvalidArgument: `listen` is
-// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: there is no group
-// `group`.
+// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: no such group.
 absl::Status CheckHttpSockets(const std::string& listen,
                               const std::string& group);
 
@@ -48,8 +47,7 @@ struct HttpOptions {
   std::string listen;        // "ADDRESS:PORT", port 0 for any; empty: none
   std::string socket;        // path; empty: none
   std::string socket_group;  // group's name; empty: only the daemon's user
-  // An earlier daemon's listening socket, used if it listens at `listen`; may
-  // be empty.
+  // An earlier daemon's socket, used if it listens at `listen`; may be empty.
   UniqueFd left = {};
 };
 

@@ -89,8 +89,7 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
       sums.hbm_peak = std::max(sums.hbm_peak, rank.hbm_peak);
       if (!rank.step) continue;
       sums.step = std::max(sums.step, static_cast<double>(rank.step->step));
-      // Every rank reports the loss of its whole job; the lowest rank's is
-      // shown.
+      // Every rank reports its job's loss; the lowest rank's is shown.
       if (std::isnan(sums.loss)) sums.loss = rank.step->loss;
       if (rank.step->seconds > 0) {
         sums.tokens_per_second +=

@@ -12,8 +12,7 @@ namespace sluice::daemon {
 
 std::string SnapshotJson(const Snapshot& snapshot);
 
-// Returns only keys of the node and its pools, which name no user, job, process
-// or cgroup.
+// Returns only the node and its pools: no user, job, process or cgroup.
 std::string AggregatesJson(const Snapshot& snapshot);
 
 }  // namespace sluice::daemon

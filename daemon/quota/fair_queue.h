@@ -34,8 +34,7 @@ class FairQueue {
     ++waiting_;
   }
 
-  // Returns the next entry of a user that `may` allows; nullopt if there is
-  // none.
+  // Returns the next entry of a user that `may` allows; nullopt if none waits.
   template <typename May>
   std::optional<std::pair<Key, Entry>> Pop(May may) {
     const Key* key = nullptr;

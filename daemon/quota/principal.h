@@ -16,8 +16,7 @@
 
 namespace sluice::daemon {
 
-// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never from a client's
-// message.
+// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never from a message.
 struct Principal {
   uint32_t uid = 0;
   std::string cgroup;  // empty: a cgroup that no prefix matches

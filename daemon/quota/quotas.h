@@ -81,8 +81,7 @@ struct QuotasSnapshot {
   std::vector<std::pair<Principal, Amounts>> users;  // those that have any
 };
 
-// Returns ResourceExhausted in one line: what the principal has, the limit, and
-// what to do.
+// Returns ResourceExhausted in one line: the amount, the limit, what to do.
 absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                      int64_t limit);
 
@@ -100,8 +99,7 @@ class Quotas {
   // Takes the amount even beyond the limit, for what exists already or is
   // shared in turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
-  // REQUIRES: the principal has as much, and the resource is not shared in
-  // turns.
+  // REQUIRES: the principal has as much; the resource is not shared in turns.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;

@@ -25,8 +25,7 @@ class Turns {
     if (waiting_.erase(session.value()) == 0) return;
     queue_.Remove([session](SessionId each) { return each == session; });
   }
-  // Returns the next session and removes it from the queue; nullopt if none
-  // waits.
+  // Removes and returns the next session; nullopt if none waits.
   std::optional<SessionId> Next() {
     auto next = queue_.Pop();
     if (!next) return std::nullopt;

@@ -1,7 +1,7 @@
 // The signals, limits and files of this process, which is the daemon or its
 // keeper. SIGTERM, SIGINT and SIGQUIT end it; SIGHUP, SIGUSR1 and SIGUSR2 are
 // handled or forwarded. These signals are blocked and read from a descriptor:
-// otherwise a signal would end the process at once, and its sockets would stay
+// otherwise a signal would end the process at once and leave its sockets
 // behind.
 //
 // Thread safety: call BlockSignals before there are threads; the rest is safe.

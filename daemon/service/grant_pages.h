@@ -41,8 +41,7 @@ class GrantPages {
   // limits page of this version.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
-  // the limits page of an earlier daemon, which ranks have mapped; empty: make
-  // one.
+  // an earlier daemon's limits page, which ranks have mapped; empty: none.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());

@@ -34,8 +34,7 @@ class InFlight {
   // Counts `count` descriptors that will be sent, if there is room. A user
   // without descriptors in flight always has room, because the quota is below
   // the kernel's limit. ResourceExhausted: the peer has not received its
-  // packets; marked kOpenFiles: other peers, of its user or of all users, have
-  // not.
+  // packets; marked kOpenFiles: other peers have not.
   absl::Status Take(int socket, const Principal& who, int count,
                     absl::Time now);
   // Counts the most that a session may have for a socket of an earlier daemon,

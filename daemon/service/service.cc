@@ -56,8 +56,7 @@ void AddCountedByPolicy(const Core& core, QuotasSnapshot& quotas) {
   }
 }
 
-// The longest wait for the store to drop everything. The next daemon drops what
-// is left.
+// The longest wait for the store to drop everything; the next daemon goes on.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 // The longest wait for the store to confirm what is left to the next daemon.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
@@ -286,8 +285,7 @@ absl::Status Service::Handle(SessionId id, RequestId request,
   SLUICE_RETURN_IF_ERROR(wire::CheckRequest(message));
   SLUICE_ASSIGN_OR_RETURN(Request body, ToRequest(message.packet.request()));
   SLUICE_RETURN_IF_ERROR(MayAsk(id, body, message.fds));
-  // Only a profile's descriptor is kept. It must be a memfd, which cannot
-  // block.
+  // Only a profile's descriptor is kept: a memfd, which cannot block.
   const bool is_profile = std::holds_alternative<ProfileRequest>(body);
   if (is_profile) SLUICE_RETURN_IF_ERROR(wire::CheckMemfd(message.fds.front()));
   core_.Acknowledge(id, RequestId(message.packet.request().answered_up_to()));

@@ -174,8 +174,8 @@ class Service {
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // The memfd in the request that policy is handling; null: it has none. If
-  // policy does not move it, the message's owner closes it on another thread:
+  // The memfd of the request that policy is handling; null if the request has
+  // none. If policy does not move the memfd, it is closed on another thread:
   // the loop must not free up to 64 MiB of pages.
   UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
@@ -187,9 +187,8 @@ class Service {
   int executing_ = 0;  // nesting depth, since an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // True if what is kept must stay for the next daemon: at an end that hands
-  // over, and until then if an earlier daemon left something, because the start
-  // may fail.
+  // Whether what is kept stays for the next daemon: after an end that hands
+  // over; before, if an earlier daemon left something, as the start may fail.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

@@ -79,8 +79,7 @@ class SessionListener {
         socket_(std::move(socket)),
         stays_(stays) {}
   void Accept();
-  // Returns false if no connection waits at `listener`, or none can be
-  // accepted.
+  // Returns false if no connection waits at `listener` or can be accepted.
   bool AcceptOne(int listener);
   void Pause();
   void TurnAway(int listener);

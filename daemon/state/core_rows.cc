@@ -22,8 +22,7 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Writes rows to put or erase, in order. `objects` is null for rows that name
-// no object.
+// Writes rows to put or erase, in order. `objects` is null if rows name none.
 class RowWriter {
  public:
   // Rows that name objects are rare, so no memory is reserved for them.

@@ -68,13 +68,11 @@ class StateFile {
 
   Contents TakeContents() { return std::move(contents_); }
 
-  // Adds a record. ResourceExhausted: there is no room before the next
-  // checkpoint.
+  // Adds a record. ResourceExhausted: no room until the next checkpoint.
   absl::Status Append(std::string_view record);
   // Writes a checkpoint, which replaces the whole state.
   absl::Status Checkpoint(std::string_view state);
-  // Makes the state invalid until the next checkpoint. Does not wait for other
-  // processes.
+  // Makes the state invalid until the next checkpoint. Does not block.
   void Void();
 
  private:
@@ -95,8 +93,7 @@ class StateFile {
   absl::Status ReadRecords();
   void StoreWord(size_t at, uint64_t word);
   uint64_t NextEpoch() const;
-  // Writes `bytes` and their lead at `at`, and makes them valid with the last
-  // store.
+  // Writes `bytes` and their lead at `at`; the last store makes them valid.
   void Publish(size_t at, uint64_t epoch, uint64_t index,
                std::string_view bytes);
 

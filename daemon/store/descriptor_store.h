@@ -3,9 +3,8 @@
 //
 // The store's thread sends all that waits in the queue as one batch, in order.
 // If the batch includes a Flush, a barrier follows. When the store answers the
-// barrier, it has everything before it. Calls never block. If the keeper dies,
-// there is no store from then on: Put stores nothing, and each Flush is done at
-// once.
+// barrier, it has everything before it. Calls never block. After the keeper's
+// death there is no store: Put stores nothing, and each Flush is done at once.
 //
 // A store silently drops descriptors beyond its size, so Put refuses more than
 // that. If a store does not answer, each batch takes until its deadline and
@@ -81,14 +80,12 @@ class DescriptorStore {
     int64_t capacity = 0;         // StoreCapacity; 0: the store keeps nothing
     // The time from a batch's first message to the store's answer.
     absl::Duration deadline = absl::Seconds(5);
-    // Runs a task on another thread (Loop::Post); unset: on this object's
-    // thread.
+    // Runs a task on another thread (Loop::Post); unset: on the store's.
     std::function<void(std::function<void()>)> post;
     // Posted once, when the keeper has died; may be unset.
     std::function<void()> on_loss;
   };
-  // `stored`: what the store keeps already. InvalidArgument: the address is
-  // malformed.
+  // `stored`: what the store keeps already. InvalidArgument: malformed address.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> Start(
       Options options, const std::map<std::string, UniqueFd>& stored = {});
   // Drops messages that were not sent; pending `done`s get Cancelled.
@@ -115,8 +112,7 @@ class DescriptorStore {
   // them the store has executed, until a later Flush succeeds.
   void Flush(Done done);
 
-  // Tells the service manager, after all earlier puts, that the daemon is
-  // ready.
+  // Tells the starter, after all earlier puts, that the daemon is ready.
   void Ready(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
 
@@ -144,8 +140,8 @@ class DescriptorStore {
   void Work();
   // Returns false if the thread must end.
   bool WaitForWork();
-  // Returns whether the keeper has died, after waiting at most `longest` for
-  // that. Calls Lose at its death.
+  // Waits at most `longest` for the keeper's death, and then calls Lose.
+  // Returns whether the keeper has died.
   bool KeeperEndsWithin(absl::Duration longest);
   void Lose();
   void SendBatch(std::deque<Item> batch);

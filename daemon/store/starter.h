@@ -2,8 +2,7 @@
 // the same protocols (sd_listen_fds(3), sd_notify(3)).
 //
 // Thread safety: none. Call TakeFromStarter before there are threads: it unsets
-// variables of the environment, so that processes that the daemon starts do not
-// use them.
+// environment variables, so that the daemon's child processes do not use them.
 #pragma once
 
 #include <sys/types.h>

@@ -1,5 +1,4 @@
-// The types of the daemon's policy: principals, pools, peers, the node. Plain
-// data.
+// Types of the daemon's policy: principals, pools, peers, the node. Plain data.
 #pragma once
 
 #include <array>
@@ -90,8 +89,7 @@ struct PlanDemand {
   bool operator==(const PlanDemand&) const = default;
 };
 
-// Copies that were granted after compute needed them. They show an operator
-// whether a job waits for its link.
+// Copies that were granted after compute needed them.
 struct LateCopies {
   uint64_t copies = 0;
   double seconds = 0;  // total time that late copies waited at the front
@@ -165,8 +163,7 @@ struct ProfileLimit {
   Bytes all = MiB(32);
 };
 
-// The node and its settings. Fixed for the life of a Core, except for measured
-// links.
+// The node and its settings. A Core changes only measured links.
 struct NodeConfig {
   std::string hostname;
   std::string driver = "sim";  // or "cuda"

@@ -94,8 +94,7 @@ struct PlanRounds {
   Plan Keep(const JobKey& job, const std::string& cache_key,
             plan::NodePlan plan);
   Plan KeepTogether(const std::string& cache_key, plan::NodePlan plan);
-  // Sets a kept plan as the job's current one, and drops the job's promised
-  // one.
+  // Makes a kept plan the job's current one, and drops the promised one.
   void Use(const JobKey& job, PlanId plan);
   // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;

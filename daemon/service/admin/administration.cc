@@ -54,7 +54,7 @@ absl::StatusOr<std::string> Administration::ReadRows() {
 absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
     const PolicyChange& change) {
   struct Attempt {
-    // The task has started, or must not start any more.
+    // Set when the task starts, or when it must not start any more.
     std::atomic<bool> taken = false;
     std::promise<absl::StatusOr<Applied>> result;
   };

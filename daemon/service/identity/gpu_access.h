@@ -1,5 +1,4 @@
-// Decides which GPUs a process may use: those with device nodes that it can
-// open.
+// Decides which GPUs a process may use: it must be able to open their nodes.
 //
 // The kernel decides which nodes a process can open, by a node's mode and a
 // container's device list. The daemon cannot ask for another process, because a
@@ -30,9 +29,8 @@ class GpuAccess {
   using Gpus = std::set<uint64_t>;  // indices
 
   GpuAccess() = default;  // every peer may use all GPUs
-  // `nodes[i]` is the path of GPU i's node. If it is empty, the node is
-  // unknown, and no peer can prove its access to the GPU. NotFound: there is no
-  // such file.
+  // `nodes[i]` is the path of GPU i's node; if it is empty, no peer can prove
+  // its access to the GPU. NotFound: there is no such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
   Gpus Shown(std::span<const UniqueFd> shown) const;

@@ -3,8 +3,7 @@
 // The identity is SO_PEERCRED plus a pidfd, which never refers to another
 // process: from SO_PEERPIDFD if the kernel has it (6.5), else from pidfd_open
 // of the pid. With pidfd_open, the process's start time must be the same before
-// and after the call, and the peer's socket still open: then the pid was not
-// reused.
+// and after the call, and the socket still open: then the pid was not reused.
 //
 // Thread safety: pure functions.
 #pragma once
