@@ -64,7 +64,7 @@ class BandwidthPolicy {
 
   // Sets the deadline of the flow's first copy: `bytes` of the copy are not
   // granted yet, and compute needs them at `due`. 0 bytes: no deadline is
-  // known. The rank states the deadline unchecked, so it promises nothing.
+  // known. A deadline is not checked, so it promises nothing.
   void Need(int flow, double bytes, absl::Time due);
 
   // Returns what each flow may copy in the `window` from `now` on. Flows that

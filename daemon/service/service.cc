@@ -56,7 +56,8 @@ void AddCountedByPolicy(const Core& core, QuotasSnapshot& quotas) {
   }
 }
 
-// The longest wait for the store to drop everything; the next daemon goes on.
+// The longest wait for the store to drop everything. The next daemon drops what
+// is left.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 // The longest wait for the store to confirm what is left to the next daemon.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
