@@ -2,10 +2,10 @@
 //
 // A start is frozen if it cannot take over what an earlier daemon left (another
 // version's state, a damaged one, missing memory), or if too many daemons died.
-// If it ended instead, it would be restarted again and again; if it started
-// without the state, every job would end. A frozen daemon reads no request of a
-// rank, opens no device and changes nothing of what is kept, so the cause of
-// the fault cannot harm it.
+// If the daemon ended instead, it would be restarted again and again; if it
+// started without the state, every job would end. A frozen daemon reads no
+// request of a rank, opens no device and changes nothing of what is kept, so
+// the cause of the fault cannot harm it.
 //
 // Thread safety: one thread; gRPC's threads answer administrators.
 #pragma once

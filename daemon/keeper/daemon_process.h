@@ -46,7 +46,7 @@ class RestartPolicy {
   struct Verdict {
     std::optional<int> exit;  // the keeper's status; unset: start again
     absl::Duration pause;     // before the start
-    bool slower_now = false;  // the first pause of several; logged
+    bool slower_now = false;  // true at the first of several pauses
   };
   struct Of {
     bool asked = false;  // the keeper forwarded a signal to end it
