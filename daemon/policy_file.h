@@ -35,9 +35,9 @@ class PolicyFile {
   explicit PolicyFile(std::string folder) : folder_(std::move(folder)) {}
 
   // Returns an empty policy if there is no file. InvalidArgument, in one line
-  // with what to do: the file is incomplete or not understood, or users other
-  // than `daemon`, the daemon's user, and root may write to it.
-  // PermissionDenied: this process may not read it.
+  // with what to do: the file is incomplete or not understood, or others than
+  // root and `daemon` (the daemon's user) may write to it. PermissionDenied:
+  // this process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
   // Returns the owner of the folder, or this user if there is no folder.
   uid_t owner() const;

@@ -48,9 +48,9 @@ struct LentCopy {
   double may = 0;            // most bytes that it may be lent
 };
 
-// Lends to late copies, the one due first first. Returns the bytes of each of
-// `copies`, and subtracts them from `room` (bytes by channel in `window`
-// seconds). A copy that is in time by its fair share is lent nothing.
+// Lends to late copies, in the order of their deadlines. Returns the bytes of
+// each of `copies`, and subtracts them from `room` (bytes by channel in
+// `window` seconds). A copy that is in time by its fair share is lent nothing.
 std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room);
 

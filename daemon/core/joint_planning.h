@@ -163,8 +163,8 @@ class JointPlanning {
   void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   // Limits the joint round that is being solved to kShare if another user's job
-  // waits, so that no user waits for another's hard profile. If the round is
-  // not solved by then, its jobs are planned alone.
+  // waits, so that no user waits for another user's hard profile. If the round
+  // is not solved by then, its jobs are planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
   // Returns a little more than the worker's limit, so that the worker's own
   // error arrives first.

@@ -54,9 +54,9 @@ UniqueFd PipeOpenedAgain() {
 }
 
 // Moves fds[i] to the number kFirstHandedOn + i, where it stays open over exec.
-// A descriptor that has the number meant for another one is first moved to a
-// higher number, so at most one number more than there are descriptors is
-// needed. Returns false if the process may not open another descriptor.
+// A descriptor that occupies the number of another one is first moved to a
+// higher number, so one spare number suffices. Returns false if the process may
+// not open another descriptor.
 bool LineUp(std::vector<int> fds) {
   const int end = kFirstHandedOn + static_cast<int>(fds.size());
   std::unordered_map<int, size_t> index_at;

@@ -67,9 +67,9 @@ struct QuotaSettings {
 // soft limit): a session costs up to three, and the kernel lets the daemon's
 // user have at most the soft limit in flight.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
-// Returns the limits of extents: each takes a descriptor, and a second one
-// until that is sent. Extents get the descriptors that sessions and the daemon
-// itself do not need.
+// Returns the limits of extents: each takes a descriptor, and a duplicate until
+// that is sent. Extents get the descriptors that sessions and the daemon itself
+// do not need.
 Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
 
 // The current amounts, for other threads.

@@ -121,7 +121,7 @@ class RankGrants {
 
   // Returns the use page; null: none could be made (logged; see UsePageOf).
   SharedFd Attach(const AttachGrants& effect, const Principal& who);
-  // Attaches a rank of an earlier daemon, which must end after an error.
+  // Attaches a rank of an earlier daemon. After an error, the rank must end.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
   void DropUsePage(SessionId id);

@@ -44,7 +44,7 @@ class InFlight {
   // Returns `socket` if all its packets are read; else keeps it until then.
   UniqueFd End(UniqueFd socket);
   absl::Time deadline() const;
-  void Look(absl::Time now);  // gives back what peers have received
+  void Look(absl::Time now);  // gives back the quota of what was received
   // Calls Look every kAgain. Returns kept sockets to close.
   std::vector<UniqueFd> Sweep(absl::Time now);
 

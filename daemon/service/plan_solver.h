@@ -55,9 +55,9 @@ class PlanSolver {
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `codec` must end before the solver, which its tasks use. It starts the
-  // workers, and the kernel ends them with its thread (PR_SET_PDEATHSIG).
-  // `done` runs on the loop's thread.
+  // `codec` must end before the solver, because its tasks use the solver. Its
+  // thread starts the workers, which the kernel ends with that thread
+  // (PR_SET_PDEATHSIG). `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
   // Kills the workers. A worker whose start is not reported yet ends with the
   // task that reports it.

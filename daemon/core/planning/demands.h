@@ -2,8 +2,8 @@
 // how much of it links can promise per direction. README.md has the rules.
 //
 // A plan hides a layer's copies behind the compute of one layer, in the forward
-// and the backward pass (MEMO section 4.1). The rate that a rank needs is the
-// largest quotient of a layer's bytes and its time, over both passes.
+// and the backward pass (MEMO section 4.1). A rank needs the largest rate of
+// all layers and passes: a layer's bytes divided by its time.
 //
 // Pure functions of saved state (members, sessions): a daemon that takes over
 // computes the same.

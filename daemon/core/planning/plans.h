@@ -55,7 +55,7 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-// The state of JointPlanning's rounds and plans.
+// The rounds and plans of JointPlanning.
 struct PlanRounds {
   static constexpr size_t kPlansKept = 256;
 

@@ -75,9 +75,9 @@ class Pool {
   };
   // Chooses parts for `size`: extents of the pool's size and a tail. The
   // principal may not have `withheld` bytes of the free memory. If these parts
-  // do not fit, chooses idle extents of the principal of any size; the last of
-  // them may make the lease larger, up to `most`. ResourceExhausted: the
-  // message says what holds the rest.
+  // do not fit, chooses the principal's idle extents of any size; the last one
+  // may make the lease larger, up to `most`. ResourceExhausted: the message
+  // says what holds the rest.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {

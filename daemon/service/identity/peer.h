@@ -33,8 +33,8 @@ struct Identity {
 // is false, uses pidfd_open.
 //
 // A user may have thousands of subordinate users in user namespaces. So a peer
-// there counts as the user that made the outermost one, unless that was root (a
-// container runtime).
+// in a user namespace counts as the user that made the outermost one, unless
+// that was root (a container runtime).
 absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
                                       bool use_peerpidfd = true);
 
