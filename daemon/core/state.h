@@ -146,7 +146,7 @@ struct JointPlanningState {
   std::map<SessionId, AttachedRank> attached;
   PlanRounds rounds;
   std::vector<Asking> joining;       // the next to be planned is first
-  std::map<JobKey, Member> members;  // jobs that run by such plans
+  std::map<JobKey, Member> members;  // jobs that run by joint plans
   std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
   NextRound next;
   bool operator==(const JointPlanningState&) const = default;

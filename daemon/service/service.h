@@ -179,7 +179,7 @@ class Service {
   // the loop must not free up to 64 MiB of pages.
   UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
-  std::map<SessionId, int> queries_;  // number that wait, by session
+  std::map<SessionId, int> queries_;  // how many each session waits for
   // Destroyed in reverse order: first parts that post to the loop, then what
   // their tasks use.
   std::unique_ptr<RankGrants> grants_;

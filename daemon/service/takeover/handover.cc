@@ -220,8 +220,8 @@ void Handover::DropState() {
 }
 
 // Puts again what the store refused (DescriptorStore itself sends again what it
-// could not send). Makes a new state, because the store may have lost the old
-// one, or has it voided. When the store has everything, saves the core.
+// could not send). Makes a new state, because the old one is void, and the
+// store may have lost it. When the store has everything, saves the core.
 void Handover::StoreAgain(Core& core, absl::Time now) {
   if (has_everything_) {
     unstored_ = false;
