@@ -1,4 +1,5 @@
-// The command line of `sluiced`, and what it and the configuration name.
+// The command line of `sluiced`, and the files and the user that it and the
+// configuration name.
 //
 // Thread safety: one thread.
 #pragma once
@@ -36,14 +37,15 @@ struct Arguments {
 
 absl::StatusOr<Config> ConfigOf(const Arguments& arguments);
 
-// Returns the configured policy file. Without a configured one, only the node's
-// own daemon uses the system's folder: others, such as a test's, must not.
+// Returns the policy file in the configured folder. The default is
+// /var/lib/sluice if the runtime directory is /run/sluice, else the runtime
+// directory, so that a test's daemon does not use the node's policy.
 PolicyFile PolicyFileOf(const Config& config, const Arguments& arguments);
 
 Clocks ClocksNow(const Clock& clock);
 
-// Returns the policy that administrators set, if a daemon of user `daemon` on
-// this node can use it; else the errors of PolicyFile::Read and
+// Returns the policy that administrators set, if a daemon that runs as user
+// `daemon` can use it on this node; else the errors of PolicyFile::Read and
 // Core::SetPolicy.
 absl::StatusOr<Policy> UsablePolicy(const PolicyFile& file, uid_t daemon,
                                     const NodeConfig& node, const Clocks& now);
@@ -52,8 +54,9 @@ struct WorkerUser {
   std::optional<uint32_t> uid, gid;  // unset: the daemon's own
 };
 
-// Looks up [worker] user; empty: no user. NotFound: there is no such user.
-// PermissionDenied: it is another user, and the daemon does not run as root.
+// Looks up the user `name` of [worker]. Returns no ids if `name` is empty or
+// the daemon's own user. NotFound: there is no such user. PermissionDenied: it
+// is another user than the daemon's, which is not root.
 absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name);
 
 }  // namespace sluice::daemon

@@ -35,8 +35,8 @@ constexpr std::chrono::seconds kDeadline{5};
 constexpr absl::Duration kStartedAgain = absl::Seconds(1);
 constexpr absl::Duration kPause = absl::Milliseconds(50);
 
-// Returns whether a daemon serves the socket. A killed one leaves its file
-// behind, and is started again within kStartedAgain.
+// Returns whether a daemon serves the socket. A killed daemon leaves its socket
+// file behind, so a refused connection is tried again for kStartedAgain.
 bool DaemonRuns(const std::string& admin_socket) {
   const auto address = UnixAddress(admin_socket);
   const absl::Time end = absl::Now() + kStartedAgain;
@@ -58,7 +58,7 @@ bool DaemonRuns(const std::string& admin_socket) {
 
 absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
   grpc::ChannelArguments arguments;
-  // The daemon's own replies are trusted.
+  // No limit: a state may be large, and the daemon is trusted.
   arguments.SetMaxReceiveMessageSize(-1);
   admin::Admin::Stub stub(grpc::CreateCustomChannel(
       "unix:" + std::filesystem::absolute(path).string(),
@@ -77,7 +77,7 @@ absl::StatusOr<admin::ShowStateReply> Ask(const std::string& path) {
                                   status.error_message()));
 }
 
-// Returns the state of a serving or frozen daemon; nullopt if it is void.
+// Returns a serving or frozen daemon's state; nullopt if the state is void.
 absl::StatusOr<std::optional<StateFile::Contents>> ContentsOf(
     const admin::ShowStateReply& reply) {
   if (reply.file().empty()) {
@@ -111,7 +111,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
-  // A serving daemon, which has all its memory, lists no names.
+  // Only a frozen daemon lists what is kept: a serving one has all of it.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
   return fmt::format(
       "{} sessions, {} leases{}", saved.sessions.size(),
@@ -131,7 +131,7 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());
-  // The folder's owner counts as the daemon's user: this one may be another's.
+  // The check may run as another user, so the folder's owner counts.
   const PolicyFile file = PolicyFileOf(config, arguments);
   if (arguments.check) {  // before the slow parts
     SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),

@@ -41,7 +41,7 @@ absl::Status Fault(const toml::node& at, const std::string& key,
       fmt::format("{}: {}{}", at.source().begin.line, key, what));
 }
 
-template <typename To>  // std::string, or an optional one
+template <typename To>  // std::string, or optional
 Reader Text(To* to) {
   return [to](const toml::node& node, const std::string& key) {
     const auto text = node.value_exact<std::string>();
@@ -51,7 +51,7 @@ Reader Text(To* to) {
   };
 }
 
-template <typename To>  // int, or an optional of it or of a wider type
+template <typename To>  // int, or an optional int or int64_t
 Reader Whole(To* to, int least, int most) {
   return [=](const toml::node& node, const std::string& key) {
     const auto number = node.value_exact<int64_t>();
@@ -76,7 +76,7 @@ Reader Number(double* to) {
   };
 }
 
-template <typename To>  // Bytes, or optional ones
+template <typename To>  // Bytes, or optional Bytes
 Reader Size(To* to) {
   return [to](const toml::node& node, const std::string& key) {
     constexpr const char* kNeeded =
@@ -155,7 +155,7 @@ Key Memory(const std::string& what, auto* to) {
   return {what + "_bytes", Size(to), what + "_memory"};
 }
 
-// Reads a table. A key that is not in `keys` is an error, which lists them.
+// Reads a table. A key that is not in `keys` is an error, which lists `keys`.
 Reader Table(std::string name, std::vector<Key> keys) {
   return [=](const toml::node& node, const std::string&) -> absl::Status {
     const toml::table* table = node.as_table();
@@ -253,7 +253,7 @@ absl::Status Bad(fmt::format_string<Args...> what, Args&&... args) {
       " " + fmt::format(what, std::forward<Args>(args)...));
 }
 
-// Checks what involves several keys of [sim].
+// Checks the rules of [sim] that involve several keys.
 absl::Status CheckLinks(const SimSettings& sim) {
   for (const LinkSpeed& link : sim.links) {
     if (link.parent.empty()) continue;
@@ -397,7 +397,7 @@ absl::StatusOr<Config> ReadConfig(const std::string& path) {
   const std::string what = fmt::format("read the configuration {}", path);
   std::error_code error;
   const auto kind = std::filesystem::status(path, error).type();
-  // A folder would read as an empty file.
+  // Opening a FIFO would block.
   if (kind != std::filesystem::file_type::regular &&
       kind != std::filesystem::file_type::not_found) {
     return absl::InvalidArgumentError(

@@ -27,10 +27,11 @@ struct SimSettings {
   Bytes granularity = KiB(64);
   // Empty: one link per GPU ("pcie0", …) of 2 GB/s each way.
   std::vector<LinkSpeed> links;
-  std::vector<std::string> gpu_links;  // empty: GPU i on link i (modulo)
+  // The link of each GPU. Empty: GPU i has link i, modulo the number of links.
+  std::vector<std::string> gpu_links;
 };
 
-// Measured speeds of the links that node.h detects on cuda.
+// Speeds of links that cuda_links.h detects.
 struct CudaSettings {
   std::vector<LinkSpeed> links;
 };
@@ -47,7 +48,7 @@ struct Config {
   std::optional<Bytes> host_pool;  // per NUMA node; unset: see node.h
   Bytes host_ready;  // part of host_pool that is made before leases need it
   std::optional<Bytes> extent;  // unset: a 128th of a pool; see node.cc
-  // True: a rank must prove its access to the device file of a GPU.
+  // True if a rank may use only GPUs with device files that it can open.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
@@ -73,8 +74,8 @@ struct Config {
 
 absl::StatusOr<Config::DriverChoice> ParseDriver(const std::string& text);
 
-// InvalidArgument: "sluiced.toml:7: …", one line with the key, its value and
-// the allowed values. `path` is only for messages.
+// InvalidArgument names the line, the key and the allowed values, such as
+// "sluiced.toml:7: 'gpus' must be …". `path` is only for messages.
 absl::StatusOr<Config> ParseConfig(std::string_view text,
                                    const std::string& path);
 absl::StatusOr<Config> ReadConfig(const std::string& path);

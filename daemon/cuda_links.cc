@@ -82,8 +82,8 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
   return text;
 }
 
-// Accepts "0000:3a". Domains behind a volume manager have more than four
-// digits.
+// Accepts "0000:3a". Domains behind a volume management device (VMD) have more
+// than four digits.
 bool IsBus(const std::string& name) {
   static const std::regex bus("[[:xdigit:]]{4,8}:[[:xdigit:]]{2}");
   return std::regex_match(name, bus);
@@ -110,8 +110,8 @@ bool Hang(std::string name, std::string& below, std::vector<LinkSpeed>& links) {
   return is_new;
 }
 
-// Adds the links from the GPU upwards to `links`, until one is there already:
-// then those above it are there too.
+// Adds the links from the GPU upwards to `links`. Stops at a link that is there
+// already, because the links above it are there too.
 void AddChain(const std::string& address, const std::string& root,
               std::vector<LinkSpeed>& links) {
   std::error_code error;

@@ -24,9 +24,10 @@ namespace sluice::daemon {
 std::vector<LinkSpeed> ReadPciLinks(const std::vector<std::string>& addresses,
                                     const std::string& root = "");
 
-// Adds these links, with the speeds that [cuda] gives them, and describes each
-// GPU's path and the limits in the node's description. InvalidArgument: [cuda]
-// names a link that does not exist, or its speeds make no tree of links.
+// Adds the links above the node's GPUs, with the speeds that [cuda] gives them,
+// and describes each GPU's path and the limits in the node's description.
+// InvalidArgument: [cuda] names a link that does not exist, or its speeds make
+// no tree of links.
 absl::Status AddCudaLinks(const CudaSettings& cuda, const std::string& root,
                           Node& node);
 

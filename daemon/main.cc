@@ -35,7 +35,7 @@ void TuneMemory() {
 }
 
 int Fail(const absl::Status& status) {
-  // fmt::print throws if stderr is closed, but the exit status counts.
+  // fmt::print would throw if stderr is closed, and lose the exit status.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   const bool bad_input =

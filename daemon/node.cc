@@ -41,16 +41,16 @@ Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   return sum;
 }
 
-// Returns all memory and not the free memory, which excludes what jobs pinned:
-// the pool of a daemon that takes over must be as large as before.
+// Returns the total memory and not the free memory: jobs may have pinned some
+// of it, and the pool of a daemon that takes over must be as large as before.
 Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
   return limit ? std::min(all, limit->most) : all;
 }
 
-// Makes the file that stands for /dev/nvidia0. A file of an earlier daemon
-// keeps its permissions.
+// Makes a simulated GPU's device file. A file of an earlier daemon keeps its
+// permissions.
 absl::Status MakeDeviceNode(const std::string& path) {
   const UniqueFd fd(open(
       path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600));
@@ -124,10 +124,10 @@ absl::Status AddGpus(const Config& config, const std::string& root,
   return absl::OkStatus();
 }
 
-// Returns the size of extents. Each costs the daemon a descriptor, and a second
-// one that is kept for the next daemon; by default eight equal GPUs, if not
-// below 1 GiB, have at most 1,024. Pinning takes at least 0.25 s per GiB and
-// delays other leases, so extents of host memory have at most 1 GiB.
+// Returns the size of extents. Each extent costs two descriptors: the daemon's,
+// and the store's for the next daemon. So by default a GPU's pool has at most
+// 128 extents, if no pool is below 1 GiB. Pinning takes at least 0.25 s per GiB
+// and delays other leases, so extents of host memory have at most 1 GiB.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
                Bytes unit, Bytes largest) {
@@ -141,8 +141,8 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
   return RoundUp(config.extent.value_or(std::min(chosen, largest)), unit);
 }
 
-// Returns the least common multiple of the granularities of all memory: ranks
-// get one number.
+// Returns the least common multiple of the granularities of all GPUs and NUMA
+// nodes, because ranks get one number.
 absl::StatusOr<Bytes> GranularityOf(const Node& node) {
   using device::Placement;
   std::vector<Placement> all;
@@ -269,7 +269,7 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   std::vector<HolderSnapshot> holders;
   if (!found.ok()) return holders;
   for (const device::SimHolder& each : *found) {
-    // Both programs keep duplicates of all descriptors for the next daemon.
+    // These programs keep duplicates of all descriptors for the next daemon.
     const bool keeps =
         (each.uid == 0 || each.uid == geteuid()) &&
         (each.command == "systemd" || each.command == "sluiced-keeper");
@@ -284,8 +284,9 @@ std::vector<HolderSnapshot> FindHolders(const std::string& directory) {
   return holders;
 }
 
-// The simulated device limits only each direction of a link. Limits of a parent
-// link, or of both directions together, hold only through grants.
+// Returns the device's link `of`, with the parent and the limit of both
+// directions together from [sim]. The device does not know these two, so only
+// grants enforce them.
 LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
   LinkSpeed link;
   for (const LinkSpeed& each : sim.links) {
@@ -299,7 +300,7 @@ LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
 
 // Makes a simulated node in `directory`, which `node` then owns, unless ranks
 // of an earlier daemon use one there. Opens its driver, and adds its links and
-// NUMA nodes. InvalidArgument: the links of [sim] make no tree. Else errors as
+// NUMA nodes. InvalidArgument: the links make no tree. Else errors as
 // device::CreateSimNode.
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node) {

@@ -5,8 +5,8 @@
 //   sim    The pools have all memory of the node that [sim] describes.
 //   cuda   A GPU's pool is its memory less the larger of 1 GiB and 6 %, which
 //          contexts and libraries need. The host pools share what may be pinned
-//          of the machine's memory or its cgroup's limit (Pinnable,
-//          proto/base/cgroup.h).
+//          (Pinnable, proto/base/cgroup.h) of the machine's memory, or of its
+//          cgroup's limit if that is less.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ struct Node {
   std::string sim_directory;  // empty on cuda
   UniqueFd sim_clocks;  // of simulated links, for every session; empty on cuda
   std::function<std::vector<HolderSnapshot>()> find_holders;  // null on cuda
-  // The device file of each GPU, which ranks on it must be able to open; empty:
+  // Each GPU's device file, which its ranks must be able to open; empty:
   // unknown.
   std::vector<std::string> gpu_nodes;
   std::string description;

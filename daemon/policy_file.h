@@ -7,8 +7,7 @@
 // daemon left, the daemon is frozen instead (daemon/frozen). So a new section
 // needs no version number: a daemon that does not know it refuses the file.
 //
-// Times are wall-clock times, because a monotonic clock restarts with the
-// machine.
+// Times are wall-clock times: a monotonic clock restarts with the machine.
 //
 // Thread safety: pure; Write by one thread at a time.
 #pragma once
@@ -23,7 +22,6 @@
 
 namespace sluice::daemon {
 
-// Both clocks at one moment.
 struct Clocks {
   absl::Time monotonic, wall;
 };
@@ -37,9 +35,9 @@ class PolicyFile {
   explicit PolicyFile(std::string folder) : folder_(std::move(folder)) {}
 
   // Returns an empty policy if there is no file. InvalidArgument, in one line
-  // with what to do: the file is incomplete or not understood, or users other
-  // than `daemon`, the daemon's user, and root may write to it.
-  // PermissionDenied: this process may not read it.
+  // with what to do: the file is incomplete or not understood, or others than
+  // root and `daemon` (the daemon's user) may write to it. PermissionDenied:
+  // this process may not read it.
   absl::StatusOr<Policy> Read(const Clocks& now, uid_t daemon) const;
   // Returns the owner of the folder, or this user if there is no folder.
   uid_t owner() const;

@@ -221,7 +221,8 @@ std::string EncodePolicy(const Policy& policy, const Clocks& now) {
   json to = {{"sluice_policy", kVersion},
              {"limits", std::move(limits)},
              {"drained", nullptr}};
-  // The rest is written only if set, because older daemons refuse these keys.
+  // Reservations and measured links are written only if there are any, because
+  // older daemons refuse these keys.
   for (const auto& [pool, users] : policy.reservations) {
     for (const auto& [whose, given] : users) {
       to["reservations"].push_back(Entry(pool, whose, given, now));

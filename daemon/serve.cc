@@ -38,8 +38,9 @@ namespace {
 
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// Returns the command that checks on SIGHUP whether this program's file, maybe
-// of a new version by now, would start with the same flags and take over.
+// Returns the command that SIGHUP runs. It checks whether the program that is
+// now at this program's path, maybe a newer version, would start with the same
+// flags and take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -98,8 +99,8 @@ uint64_t GenerationBehind(const Starter& starter) {
 
 // Returns all options but `policy`, `listener`, `http` and `deaths`. The clocks
 // of simulated links are moved out of `node`. Raises the limit of open files,
-// and lets clients have the descriptors that the store leaves free. Errors as
-// FindWorkerUser; NotFound: a GPU has no device file.
+// and limits the extents to what the store can keep. Errors as FindWorkerUser;
+// NotFound: a GPU has no device file.
 absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Config& config, Node& node,
                                             Starter starter,
@@ -183,7 +184,8 @@ void LogToJournal() {
   WriteLog(LogLevel::kWarning, std::string(journal.status().message()));
 }
 
-// Returns why the start may only freeze; "" if it may take over.
+// Returns why this daemon must freeze because earlier ones died too often; ""
+// if it need not.
 std::string DiesTooOften(int freeze_after, const Starter& starter,
                          const DeathRecord& deaths) {
   const int died = deaths.Recent(MonotonicClock().Now());
@@ -328,7 +330,6 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
                                    arguments.SessionDir() + "/session.sock");
   if (dies.empty()) SLUICE_RETURN_IF_ERROR(handed.status());
   UniqueFd listener = handed.ok() ? *std::move(handed) : UniqueFd();
-  // If ranks wait, a fault of HTTP must not end the start (StartHttp).
   const bool takes_over = IsLeftRanks(starter);
   // HTTP starts before the slow parts, so that /readyz reports the start.
   SLUICE_ASSIGN_OR_RETURN(opened.http, StartHttp(config, arguments.runtime_dir,
@@ -340,8 +341,7 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   if (!dies.empty()) return freeze(dies);
   SLUICE_ASSIGN_OR_RETURN(Node found, OpenNode(config, arguments.SessionDir()));
   Node& node = opened.node.emplace(std::move(found));
-  // The memory that was left is of this simulated node, which must stay if the
-  // start fails.
+  // Ranks use this simulated node, so a failed start must not remove it.
   if (takes_over) node.own_sim.Own("");
   WriteLog(LogLevel::kInfo, node.description);
   if (const auto may = MayTakeOver(starter.stored, node.config); !may.ok()) {

@@ -1,5 +1,5 @@
-// What `sluiced` does: a daemon's life, from its configuration to its end, or
-// `--check-config` and `--check-state`.
+// Runs `sluiced`: either serves, or executes `--check-config` and
+// `--check-state`.
 //
 // Thread safety: one thread.
 #pragma once
@@ -10,9 +10,9 @@
 
 namespace sluice::daemon {
 
-// Serves until a signal ends it, or is frozen until then if the daemon cannot
-// go on from what an earlier one left, or too many died recently. Records the
-// error of a failed start for the next daemon, which may report it.
+// Serves until a signal. The daemon is frozen (daemon/frozen) if it cannot take
+// over what an earlier daemon left, or if too many daemons died recently.
+// Records the error of a failed start for the next daemon, which may report it.
 absl::Status ServeOrSayWhy(const Arguments& arguments, Starter starter);
 
 // Prints one line per check that passes; returns the first error.

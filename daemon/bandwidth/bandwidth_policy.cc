@@ -102,7 +102,7 @@ void BandwidthPolicy::Lend(absl::Time now, absl::Duration window,
   }
   const FairShares shares = ShareFairly(wants, room);
   for (size_t i = 0; i < flows.size(); ++i) flows[i]->Give(shares.bytes[i]);
-  // Flows stay ahead by what exceeds the level to which fair shares have risen.
+  // A flow stays ahead by its bytes beyond the level that fair shares reached.
   for (auto& [id, flow] : flows_) {
     const double before = flow.ahead + flow.lead;
     if (before <= 0) continue;

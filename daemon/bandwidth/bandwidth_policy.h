@@ -56,8 +56,7 @@ class BandwidthPolicy {
 
   // Promises `flow` at least `rate` bytes per second of what it wants; 0 ends
   // the promise. The promises of a channel together must be less than its
-  // capacity (planning/demands.h admits them). If they are more, they are kept
-  // in part.
+  // capacity (planning/demands.h admits them); else they are kept in part.
   void Promise(int flow, double rate);
 
   // Sets how many more bytes the flow wants than it was granted so far.
@@ -65,8 +64,7 @@ class BandwidthPolicy {
 
   // Sets the deadline of the flow's first copy: `bytes` of the copy are not
   // granted yet, and compute needs them at `due`. 0 bytes: no deadline is
-  // known. The deadline is the rank's own unchecked statement, so it promises
-  // nothing.
+  // known. A deadline is not checked, so it promises nothing.
   void Need(int flow, double bytes, absl::Time due);
 
   // Returns what each flow may copy in the `window` from `now` on. Flows that
@@ -92,8 +90,7 @@ class BandwidthPolicy {
       given += bytes;
     }
     // The part of the last kPeriod for which the flow has not used its promise.
-    // It is a time, not bytes, so that ending and renewing a promise gains
-    // nothing.
+    // A time, not bytes, so that ending and renewing a promise gains nothing.
     absl::Duration unused = kPeriod;
     double ahead = 0;  // recent bytes beyond a fair share, by promise
     double lead = 0;   // recent bytes beyond a fair share, by deadlines

@@ -34,9 +34,8 @@ FairShares ShareFairly(const std::vector<Want>& wants,
 
 // What a flow wants beyond its promise. A copy that a fair share would make
 // late borrows from its own later fair share: a flow that is ahead waits until
-// the others have caught up, and it may be ahead by a bounded number of bytes
-// only. So a rank that states false deadlines gets its share earlier, but no
-// more of it.
+// the others have caught up, and it may be ahead by at most `may` bytes. A rank
+// that states false deadlines gets its share earlier, but not more of it.
 struct LentCopy {
   const std::vector<int>* path;  // channels; outlives the call
   double excess = 0;             // bytes wanted
@@ -49,9 +48,9 @@ struct LentCopy {
   double may = 0;            // most bytes that it may be lent
 };
 
-// Lends to late copies, the one due first first. Returns the bytes of each of
-// `copies`, and subtracts them from `room` (bytes by channel in `window`
-// seconds). A copy that is in time by its fair share is lent nothing.
+// Lends to late copies, in the order of their deadlines. Returns the bytes of
+// each of `copies`, and subtracts them from `room` (bytes by channel in
+// `window` seconds). A copy that is in time by its fair share is lent nothing.
 std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room);
 

@@ -20,14 +20,13 @@ struct LinkSpeed {
   std::string parent;
   // Limit of both directions together, besides the limit of each.
   double both_bytes_per_second = 0;
-  bool measured = false;  // by a kept measurement, not by the configuration
+  bool measured = false;  // from a kept measurement, not configured
 };
 
 // Returns the link's speed in one direction while the other direction is idle.
 double SpeedOf(const LinkSpeed& link, int direction);
 // Returns the link's speed per direction while both carry the same rate.
 double SpeedBothWays(const LinkSpeed& link, int direction);
-// Returns whether the link limits a direction, or both together.
 bool IsLimited(const LinkSpeed& link);
 
 // Returns indexes into `links`: the link `name`, its parent, and so on; empty

@@ -53,8 +53,7 @@ absl::Status Budgets::Check(const JobKey& job, PoolKind kind, Bytes size,
              : fmt::format("the limit of {} is {}, and no wait changes that",
                            who, FormatBytes(limit));
     const bool gpu = kind == PoolKind::kGpu;
-    // The command works as printed: it raises the limit enough for this
-    // request.
+    // The printed command raises the limit enough for this request.
     return ShortOf(
         ShortageIn(kind),
         fmt::format("asked {} of {} memory, but {}; an administrator can raise "

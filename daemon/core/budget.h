@@ -20,7 +20,7 @@
 
 namespace sluice::daemon {
 
-// A principal (cgroup empty: every cgroup of that uid), or a job label in every
+// A principal (empty cgroup: every cgroup of the uid), or a job of any
 // principal.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
@@ -28,8 +28,7 @@ struct BudgetTarget {
   std::string job;
 };
 
-// The origin of a limit: the configuration, or an administrator (a *live*
-// limit).
+// The origin of a limit: the configuration, or an administrator (*live*).
 struct SetBy {
   bool live = false;
   std::string who;  // the name that the caller gave; may be empty
@@ -53,8 +52,7 @@ struct EnumNames<LimitLine::Of> {
                                                 "every job", "job"};
 };
 
-// The memory that a principal or one of its jobs holds, and the limits in
-// force.
+// The memory that a principal or one of its jobs holds, and its limits.
 struct BudgetLine {
   Principal principal;
   std::string job;  // empty: the line is of the whole principal
@@ -85,7 +83,7 @@ class Budgets {
   absl::Status Admit(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/true);
   }
-  // Returns the same as if the job and its principal held nothing.
+  // As Admit, but as if the job and its principal held nothing.
   absl::Status MayEver(const JobKey& job, PoolKind kind, Bytes size) const {
     return Check(job, kind, size, /*used=*/false);
   }
@@ -100,8 +98,8 @@ class Budgets {
 
   // Returns how much more `job` may hold by its own limit and its principal's.
   Bytes Left(const JobKey& job, PoolKind kind) const;
-  // Returns how much more may be held by one of these limits alone; kUnlimited
-  // if it is not set.
+  // Returns how much more the principal's, or the job's, limit alone allows;
+  // kUnlimited if it is not set.
   Bytes LeftOfPrincipal(const Principal& principal, PoolKind kind) const;
   Bytes LeftOfJob(const JobKey& job, PoolKind kind) const;
   std::vector<BudgetLine> Lines() const;

@@ -20,8 +20,7 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
 }
 
 // The speed assumed for a link of unknown speed. Reported bytes are limited,
-// since a sum that one false report inflated would stay wrong until the daemon
-// ends.
+// because a false report would distort a sum until the daemon ends.
 constexpr double kFastestLink = 1e12;
 // Bytes that a report may have beyond what the link carries in the time.
 constexpr double kReportSlack = 64.0 * (1 << 30);

@@ -128,9 +128,9 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
   return effects;
 }
 
-// Answers a repeated request: the answer of a former daemon may be lost.
-// Collected profiles are not saved, so a repeated profile without a plan is
-// read again, because the rank does not know that it must submit it.
+// Answers a repeated request: the answer of an earlier daemon may be lost.
+// Collected profiles are not saved. So if a profile was submitted and has no
+// plan, it is read again: the rank does not know that it is lost.
 void Core::Repeat(Session& session, RequestId request, Effects& effects) {
   const bool submitted =
       std::holds_alternative<SubmittedReply>(session.history.answer(request));
@@ -157,7 +157,7 @@ void Core::Dispatch(Session& session, RequestId request, const Request& body,
       !std::holds_alternative<HelloRequest>(body)) {
     return answer(absl::FailedPreconditionError("a session begins with Hello"));
   }
-  // Refuses the request of an observer, which may not do `what`.
+  // Refuses the request of an observer; `what` ends the message.
   const auto refused = [&](const char* what) {
     if (session.is_rank()) return false;
     answer(absl::FailedPreconditionError(

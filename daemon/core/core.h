@@ -101,7 +101,7 @@ class Core {
   }
   Effects ProfileRead(SessionId id, RequestId request,
                       absl::StatusOr<ProfileWithHash> profile, absl::Time now);
-  // `units` are those that the worker solved for this plan.
+  // `units`: the units that the worker solved for this plan.
   Effects PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> solved,
                      absl::Time now, std::vector<KeyedUnit> units = {}) {
     return Run(now, [&](Effects& effects) {
@@ -189,8 +189,8 @@ class Core {
   // Records that all notices so far were sent, so a daemon that takes over need
   // not repeat them. Returns false if nothing changed.
   bool NoticesSent() { return sessions_.NoticesSent(); }
-  // Calls visit(kind, key, row) for each row that changed since the last call
-  // (state.h).
+  // Calls visit(kind, key, row) (state.h) for each row changed since the last
+  // call.
   void TakeChanged(auto visit) {
     EachTable([&](auto& table, const auto& save) {
       table.TakeChanged(
@@ -223,8 +223,8 @@ class Core {
     copies_.Forget(id);
     effects.push_back(Forget{id});
   }
-  // Closes a session while its process lives. Drops ended sessions of the same
-  // process, so that one that opens sessions for ever costs no more than one.
+  // Closes a session while its process lives. Drops closed sessions of the same
+  // process, so that a process that opens sessions for ever keeps only one.
   void CloseAlone(Session& session, absl::Time now, Effects& effects);
   // Runs after each event: continues what the event made possible.
   void Settle(absl::Time now, Effects& effects) {

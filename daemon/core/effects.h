@@ -201,13 +201,12 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Tells grants whether the rank has a lease or one is being made for it. False
-// before the first such effect.
+// Tells grants whether the rank has a lease, granted or being made. Before the
+// first HoldsMemory it has none.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;
 };
-// Sets the rate that is promised to the rank's copies.
 struct PromiseCopies {
   int slot = 0;
   CopyRates rates = {0, 0};
@@ -229,7 +228,7 @@ struct SolvePlan {
   std::vector<int64_t> jobs;  // RankProfile::job of each profile
   plan::NodeResources resources;
   absl::Duration time_limit;
-  UnitCache::Units known;  // solved units that the profiles have
+  UnitCache::Units known;  // solved units of the profiles
   Principal who;           // the user that asks
 };
 struct StopSolving {

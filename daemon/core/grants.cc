@@ -116,8 +116,8 @@ GrantPolicy::Grant GrantPolicy::GrantOf(const RankShare& rank) const {
   Grant grant{rank.limit, {0, 0}};
   for (int d : {kH2d, kD2h}) {
     if (!Gated(rank, d)) continue;
-    // A rank that copies little gets the rate that it would have if it copied
-    // all the time: its even share.
+    // The rate of a rank that copies little is its even share, which it would
+    // get if it copied all the time.
     grant.rate[d] = static_cast<uint64_t>(
         std::max({EvenRate(rank, d, holders_), rank.demand[d], rank.rate[d]}));
   }

@@ -7,8 +7,7 @@
 // by weight, and evenly to the ranks of one user. Promised bytes are a part of
 // that share, and what one rank does not use goes to the others. A rank without
 // memory is promised nothing, and gets only what no other rank wants. A rank
-// alone on its link has a wide window, because the link itself is the only
-// limit.
+// alone on its link has a wide window: the link itself is the only limit.
 //
 // A rank may state when compute needs the copy at the front of its queue
 // (proto/base/grant_page.h). Bandwidth is lent first to copies that a fair
@@ -34,7 +33,6 @@ namespace sluice::daemon {
 // Cumulative bytes, kH2d and kD2h (proto/base/grant_page.h).
 using Directions = std::array<uint64_t, 2>;
 
-// What determines a rank's share of links.
 struct GrantSharer {
   Principal who;
   double weight = 1;  // of its user
@@ -97,7 +95,6 @@ class GrantPolicy {
                const Directions& limit, const Directions& used);
   void Detach(int slot);
   void Hold(int slot, bool holds);
-  // Sets the rates promised to the rank's copies.
   void Promise(int slot, const CopyRates& rates);
   // Returns the use of each attached slot as believed at the last refill.
   std::map<int, Directions> used() const {

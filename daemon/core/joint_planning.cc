@@ -80,7 +80,7 @@ plan::LinkCapacity CapacityOf(const LinkSpeed& link, double part,
   return capacity;
 }
 
-constexpr size_t kNumbers = 96;  // bytes of one part's numbers with their tags
+constexpr size_t kNumbers = 96;  // bytes of one message's numbers and tags
 constexpr size_t kOffset = 9;    // bytes of one buffer's offset, a varint
 
 // Returns the saved size of a profile without its traces.
@@ -153,8 +153,7 @@ void JointPlanning::RankLeft(SessionId session, absl::Time now,
   if (members_.empty() && !rounds_.solving_together()) {
     next_.at = absl::InfiniteFuture();
   } else {
-    // The job may have had no plan from this planner, but it used a part of
-    // links and memory too.
+    // Even a job without a joint plan used a part of the links and the memory.
     PlanAgain(now + config_.leave_delay, "a job left");
   }
   attached_.erase(session);
@@ -564,8 +563,7 @@ void JointPlanning::RoundFailed(const PlanRounds::Round& round,
   }
   for (const Asking& asking : round.asking) {
     if (round.jobs.size() > 1 || cut_off) {
-      // Planned alone, the job gets only free memory, so running plans stay
-      // valid.
+      // Planned alone, the job gets only free memory, and running plans stay.
       StartRound({asking}, false, now, effects);
       continue;
     }
@@ -1095,7 +1093,7 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
   // extent per rank for that, because it cannot be predicted how leases are cut
   // into extents, or how much a calibration needs. Limits of budgets leave a
   // granule, because leases are rounded up, or an extent if the device cannot
-  // report that a process released memory: then that stays charged, and is
+  // report that a process released memory: such memory stays charged, and is
   // leased again in the same pieces.
   const Bytes tail = config_.extent.host;
   const Bytes budget_tail = IsSimulated(config_.driver)

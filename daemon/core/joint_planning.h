@@ -1,5 +1,5 @@
 // Joint planning of all jobs of the node. planning/README.md has the rules;
-// replan.h (`Member`) draws the states of a job.
+// replan.h (`Member`) has the states of a job.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -58,8 +58,7 @@ class JointPlanning {
   // the saved state has no room for it and its plans.
   absl::Status MaySubmit(SessionId session,
                          const plan::RankProfile& profile) const;
-  // Returns how many ranks of the job have not submitted yet; if none, call Ask
-  // next.
+  // Returns how many ranks of the job must still submit. If 0, call Ask next.
   int Submit(SessionId session, ProfileWithHash profile);
   void Ask(const JobKey& job, absl::Time now, Effects& effects);
   void PlanSolved(PlanRoundId round, absl::StatusOr<plan::NodePlan> plan,
@@ -85,8 +84,7 @@ class JointPlanning {
   // needs. If so, the lease must wait (Waiter::for_plan): for a new plan of the
   // running jobs, or if its job is a member already, for changes under way.
   bool AwaitRoom(SessionId session, const LeaseRequest& asked, absl::Time now);
-  // Returns whether a plan or a change under way may still free memory for
-  // `job`.
+  // Returns whether a pending plan or change may still free memory for `job`.
   bool MakesRoom(const JobKey& job) const;
   // Marks changes that have not freed memory in time (PlanChange::Wait).
   void MarkShrinkersLate();
@@ -165,11 +163,11 @@ class JointPlanning {
   void Log(absl::Time now, const JobKey& job, const std::string& what);
   void LogPlan(const JobKey& job, const plan::NodePlan& plan, absl::Time now);
   // Limits the joint round that is being solved to kShare if another user's job
-  // waits, so that no user waits for another's hard profile. If the round is
-  // not solved by then, its jobs are planned alone.
+  // waits, so that no user waits for another user's hard profile. If the round
+  // is not solved by then, its jobs are planned alone.
   void CutOffAtShare(absl::Time now, Effects& effects);
-  // Returns a little more than the worker's limit, so that its own error
-  // arrives first.
+  // Returns a little more than the worker's limit, so that the worker's own
+  // error arrives first.
   absl::Duration TimeForRound() const {
     return config_.plan_time_limit * 1.25 + absl::Seconds(1);
   }
@@ -189,13 +187,12 @@ class JointPlanning {
   void StartTogether(absl::Time now, Effects& effects);
   void TogetherSolved(const PlanRounds::Round& round, const Plan& plan,
                       absl::Time now, Effects& effects);
-  // Gives a joining job its plan, or holds it back until there is memory for
-  // it.
+  // Gives a joining job its plan, or holds the plan back until it fits.
   void AdmitJoin(const Asking& asking, const Plan& plan, absl::Time now,
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Plans running jobs again at `at`, or when the next round is due if that is
-  // earlier. The reason is `why`, preceded by the given job's name.
+  // earlier. The reason is `why`, preceded by the name of `whose`.
   void PlanAgain(absl::Time at, std::string why,
                  std::optional<JobKey> whose = std::nullopt);
 
@@ -215,7 +212,7 @@ class JointPlanning {
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Returns whether others of its principal could free what the lease needs.
+  // Returns whether its principal's other jobs could free enough for the lease.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
   plan::NodeResources ResourcesFor(
@@ -258,7 +255,7 @@ class JointPlanning {
   uint64_t demands_changes_ = 0;  // counts all changes except those of members_
   PlanRounds rounds_;
   std::vector<Asking> joining_;      // the next to be planned is first
-  Table<JobKey, Member> members_;    // jobs that run by these plans
+  Table<JobKey, Member> members_;    // jobs that run by joint plans
   std::map<JobKey, HeldJoin> held_;  // members with a plan that is held back
   NextRound next_;
   UnitCache units_;

@@ -15,7 +15,7 @@ namespace {
 
 // Retry interval of leases that wait until the principal may make more extents.
 constexpr absl::Duration kTryEvery = absl::Milliseconds(250);
-// Leases that take longer than this get progress notices; most do not.
+// Leases that take longer than this get progress notices.
 constexpr absl::Duration kTellProgressAfter = absl::Milliseconds(200);
 
 std::string Text(absl::Duration time) {
@@ -89,7 +89,8 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
     const auto decided = ledger_.ExtentMade(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Leases behind these at the device get a notice too: they came nearer.
+  // Leases behind these in the device's queue came nearer, and get a notice
+  // too.
   for (const auto& [lease, each] :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
@@ -390,8 +391,7 @@ void Leases::Release(absl::Time now, Effects& effects) {
               .all = line_.TakeWakeAll()};
   for (const auto& [id, pool] : ledger_.pools()) {
     uint64_t changes = pool.changes();
-    // A change of the host memory promised to plans counts as a change of the
-    // pool.
+    // A change of what is promised to plans counts as a change of the pool.
     if (id.kind == PoolKind::kHost) changes += joint_.demands_version();
     if (std::exchange(changes_seen_[id], changes) == changes) continue;
     woken.pools.insert(id);

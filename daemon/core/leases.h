@@ -50,7 +50,6 @@ class Leases {
   // Implements Core::GrantNotSent.
   void NotSent(SessionId id, LeaseId lease, const absl::Status& why,
                absl::Time now, Effects& effects);
-  // Returns the answer to a repeated request.
   Reply Repeat(const Session& session, RequestId request) const;
   // Runs after each event: gives waiting leases their turn.
   void Release(absl::Time now, Effects& effects);
@@ -67,9 +66,8 @@ class Leases {
   void CheckInvariants() const;
 
  private:
-  // Takes a lease from the ledger. OK: the lease is granted or being made, and
-  // its request is answered when that is done. The caller must answer a
-  // refusal.
+  // Takes a lease from the ledger. OK: the lease is granted, or will be
+  // answered when it is made. The caller must answer a refusal.
   Refusal Take(const Waiter& lease, absl::Time now, Effects& effects);
   void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
               Effects& effects);

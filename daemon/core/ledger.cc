@@ -847,7 +847,7 @@ void Ledger::TakeOver(absl::Time now, Effects& effects) {
     effects.push_back(
         MakeExtent{id, making.pool, pool.SizeOf(id), pool.OwnerOf(id)});
   }
-  // The earlier daemon's pending answers are lost, so asks again.
+  // The earlier daemon's pending answers are lost, so AskAgain asks again.
   for (const auto& [id, each] : lingering_) {
     if (each.answer != LingeringState::Answer::kNotYet) continue;
     lingering_.Edit(id).answer = LingeringState::Answer::kHeld;

@@ -87,10 +87,10 @@ class Ledger {
     RequestId request;
     Bytes made, size;
   };
-  // Returns the unfinished leases of `pools` that were requested by `then`.
+  // Returns the unfinished leases of `pools` that were requested until `then`.
   std::map<LeaseId, Progress> Making(const std::set<PoolId>& pools,
                                      absl::Time then) const;
-  // Returns the request that asked for the lease; nullopt: none is granted.
+  // Returns the request that asked for the lease; nullopt if it is not granted.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
 
@@ -128,7 +128,7 @@ class Ledger {
   // --- budgets
   Budgets& budgets() { return budgets_; }
   const Budgets& budgets() const { return budgets_; }
-  // Principals charged or refunded since the last call.
+  // Returns the principals charged or refunded since the last call.
   std::set<Principal> TakeRecharged() { return std::exchange(recharged_, {}); }
 
   // --- reservations
@@ -239,8 +239,8 @@ class Ledger {
   size_t Owned(PrincipalId principal) const;
   absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
-  // Returns idle extents to destroy, so that a lease does not make too many.
-  // Charges these changes to the principal's allowance.
+  // Returns idle extents to destroy, so that a lease exceeds no limit of
+  // extents. Charges these changes to the principal's allowance.
   absl::StatusOr<Idle> MakeRoom(const HolderState& holder, PoolId asked,
                                 const Pool::Parts& parts, absl::Time now);
   void Destroy(const Idle& idle, Effects& effects);

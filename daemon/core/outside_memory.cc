@@ -35,8 +35,7 @@ Bytes OutsideMemory::Known(HeldOutside said, absl::Time now) {
   }
   const Bytes came_back =
       Set(Follow(ledger_.outside(), std::move(said), with_ranks), now);
-  // A rank reports only an increase of its use; a decrease is known from the
-  // device.
+  // Ranks report only increases of their use; the device reports decreases.
   const HeldOutside& held = ledger_.outside();
   for (const auto& [id, session] : sessions_) {
     const PoolId gpu = session.gpu();

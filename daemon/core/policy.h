@@ -100,7 +100,6 @@ inline Principal ReserverOf(const Reservations& from, PoolId pool,
   return users && users->contains(who) ? who : Principal{who.uid, ""};
 }
 
-// Sets the reservation; removes it if it reserves nothing.
 inline void SetReservation(Reservations& of, PoolId pool,
                            const Principal& whose, Reservation given) {
   if (given.bytes > Bytes(0)) {

@@ -86,9 +86,9 @@ struct Session {
   // How much of its GPU this rank holds outside its lease, by ranks' reports.
   // Unset without a report, or if the use before there were ranks is unknown.
   std::optional<Bytes> outside;
-  // Bytes copied since the session began: by step reports, by the use page, and
-  // the larger of both, as counted for the GPU (only the page grows within a
-  // step).
+  // Bytes copied since the session began: by step reports; by the use page,
+  // which also grows within a step; and the larger of both, counted for the
+  // GPU.
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 

@@ -119,8 +119,7 @@ std::string Session::Described() const {
 // --- all sessions
 
 const Principal* SessionTable::ViewerOf(const Session& session) const {
-  // Many unrelated processes have uid 0: those in containers and in user
-  // namespaces.
+  // Many unrelated processes in containers and user namespaces have uid 0.
   const Principal& who = session.peer.principal;
   return who.uid == config_.own_uid && who.uid != 0 && who.cgroup.empty()
              ? nullptr
@@ -253,8 +252,7 @@ void SessionTable::NotePlansTold(const Effects& effects) {
 
 void SessionTable::Exited(const Session& session, const Exit& exit,
                           absl::Time now, Effects& effects) {
-  // If the kernel does not report the exit status, unfreed leases count as a
-  // failure.
+  // Without an exit status from the kernel, unfreed leases count as a failure.
   const bool clean =
       exit.kind == Exit::Kind::kStatus
           ? exit.code == 0

@@ -35,7 +35,6 @@ class SessionTable {
   Rows::const_iterator end() const { return rows_.end(); }
   // Returns null if there is no such session.
   const Session* Find(SessionId id) const { return FindOrNull(rows_, id); }
-  // REQUIRES: the session exists.
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
   // Returns the session for changes; null if its socket has ended, or there is
@@ -51,8 +50,7 @@ class SessionTable {
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  // Returns the number of attached ranks.
-  int ranks() const {
+  int ranks() const {  // the attached ones
     return static_cast<int>(std::ranges::count_if(
         rows(), [](const auto& each) { return each.second.is_rank(); }));
   }
@@ -84,8 +82,7 @@ class SessionTable {
   void Close(Session& session);
   // closed -> gone.
   void Drop(SessionId id, absl::Time now);
-  // Returns the other sessions of the same process that are closed and were a
-  // rank's.
+  // Returns the other, closed rank sessions of the same process.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
   // Returns the sessions that were half-open for too long.
   std::vector<SessionId> Late(absl::Time now) const {
@@ -124,7 +121,7 @@ class SessionTable {
   void Load(std::map<SessionId, Session> saved, absl::Time now);
   void TakeChanged(auto visit) {
     rows_.TakeChanged([&](SessionId id, Session* session) {
-      // A session is saved as a whole once it is a rank's, and not before.
+      // Only sessions that are, or were, a rank's are saved.
       if (session != nullptr && !session->was_rank()) return;
       visit(RowKind::kSession, id, session);
       if (session == nullptr) return;
@@ -147,8 +144,8 @@ class SessionTable {
   std::set<SessionId> to_tell_;  // sessions that have deaths_to_tell
 };
 
-// Decides when a daemon that was started for one user ends: some time after its
-// last rank.
+// Decides when a daemon ends that was started for one user: after its last
+// rank.
 class IdleEnd {
  public:
   // The wait for the first rank: the program that started the daemon may need

@@ -52,7 +52,7 @@ struct RankSnapshot {
   std::optional<PlanCopies> plan_copies;
   std::optional<StepReport> step;
   double stall_seconds = 0, grant_wait_seconds = 0;
-  LateDirections late;  // since this daemon serves the session
+  LateDirections late;  // since this daemon took the session up
   Bytes hbm_peak;
   std::optional<Bytes> outside;  // Session::outside
 };
@@ -143,7 +143,7 @@ struct Snapshot {
   size_t extents = 0;
   // The service, not policy, fills in the fields from here on.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
-  size_t descriptors_closing = 0;  // clients' ones that wait to be closed
+  size_t descriptors_closing = 0;  // from clients, not closed yet
   // The kind of pinned host memory ("HOST_NUMA", "memfd"), and why the better
   // kind is not used. Empty: there is only one kind (sim).
   std::string host_memory, host_memory_why;
@@ -164,7 +164,7 @@ struct Snapshot {
 
 class Core;
 class Ledger;
-// Returns what `viewer` may see; if it is null, everything with statistics.
+// Returns what `viewer` may see, or everything, with statistics, if it is null.
 Snapshot SnapshotOf(const Core& core, const Principal* viewer, absl::Time now);
 PoolSnapshot SnapshotOf(const Ledger& ledger, PoolId id);
 

@@ -30,7 +30,7 @@ namespace sluice::daemon {
 // The UUIDs of usable GPUs, since the next start may number GPUs differently.
 using GpuNames = std::map<PoolId, std::string>;
 
-// --- the ledger (ledger.h draws the states)
+// --- the ledger (ledger.h has the states)
 struct LeaseState {
   enum class State { kMaking, kFailing, kGranted };
   State state = State::kMaking;
@@ -51,7 +51,7 @@ struct HolderState {
   JobKey job;
   PrincipalId principal;
   std::set<LeaseId> leases;
-  Amounts quarantined;  // charged to its job; lingers after the process
+  Amounts quarantined;  // charged to its job; lingers when the process ends
   bool operator==(const HolderState&) const = default;
 };
 
@@ -146,7 +146,7 @@ struct JointPlanningState {
   std::map<SessionId, AttachedRank> attached;
   PlanRounds rounds;
   std::vector<Asking> joining;       // the next to be planned is first
-  std::map<JobKey, Member> members;  // jobs that run by such plans
+  std::map<JobKey, Member> members;  // jobs that run by joint plans
   std::map<JobKey, HeldJoin> held;   // members with a plan that is held back
   NextRound next;
   bool operator==(const JointPlanningState&) const = default;

@@ -119,7 +119,7 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // Call when a session of the job begins, the first or a further one.
+  // Call when a session of the job begins.
   void Began(const JobKey& job, absl::Time now);
   // Call when the job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);

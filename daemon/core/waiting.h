@@ -1,8 +1,8 @@
 // The queue of leases that wait for memory: first come, first served. A lease
 // waits for its pool, its user, its job or a plan; README.md has what each of
 // these holds up, and which requests may pass (Rights). A lease that another
-// one holds up has the same `lacks` as that one. A lease that waits for a plan
-// is refused or joins the queue at its end if no plan frees memory for it.
+// one holds up has the `lacks` of that other lease. A lease that waits for a
+// plan in vain is refused or joins the end of the queue.
 //
 // A lease gets a *turn*, one more attempt, when something that it may lack has
 // changed (Woken). The queue only keeps the order; Leases asks the ledger.
@@ -107,7 +107,7 @@ class WaitingQueue {
     const Waiter* first = nullptr;
     int count = 0;
   };
-  // `place`: that of `asks`, if it waits already.
+  // `place`: the place of `asks`, if it waits already.
   InFront Before(const Waiter& asks, Rights rights, absl::Time now,
                  const PlaceInLine* place = nullptr) const;
 
@@ -129,7 +129,6 @@ class WaitingQueue {
   // Gives all leases a turn at the next Release.
   void WakeAll() { wake_all_ = true; }
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
-  // Returns the earliest `deadline` or `again`.
   absl::Time NextDeadline() const;
 
   // Returns the leases that wait for plans, in order.
@@ -152,7 +151,7 @@ class WaitingQueue {
   void CheckInvariants(const WaitLimits& limits) const;
 
  private:
-  // Returns whether `other`, an earlier lease, holds up such a request.
+  // Returns whether `other`, an earlier lease, holds up the request `asks`.
   static bool HoldsUp(const Waiter& other, const Waiter& asks, Rights rights,
                       absl::Time now);
 

@@ -28,9 +28,8 @@ absl::StatusOr<std::string> BytesOf(const UniqueFd& file) {
   return ReadAllAt(file.get(), static_cast<size_t>(of.st_size), "the state");
 }
 
-// By ShowState, a daemon of another version can check whether it could take
-// over
-// (`sluiced --check-state`).
+// Answers ShowState, so that another version can check whether it could take
+// over (`sluiced --check-state`). Refuses all other calls.
 struct FrozenAdmin final : admin::Admin::Service {
   FrozenAdmin(const absl::Status& frozen, const Starter& kept)
       : why(ToGrpc(frozen)), starter(kept) {}
@@ -126,7 +125,7 @@ void FrozenDaemon::OnSignal() {
   const auto signal = static_cast<int>(info.ssi_signo);
   const bool ends = IsEndingSignal(signal);
   if (!ends || info.ssi_code != SI_QUEUE || info.ssi_int != kEndsService) {
-    // After SIGHUP too, the next daemon reads the configuration.
+    // SIGHUP ends this daemon too: the next one reads the configuration.
     return ends || signal == SIGHUP ? loop_->Stop() : void();
   }
   // The service ends, so ranks must see their sockets close.

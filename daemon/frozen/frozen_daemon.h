@@ -2,10 +2,10 @@
 //
 // A start is frozen if it cannot take over what an earlier daemon left (another
 // version's state, a damaged one, missing memory), or if too many daemons died.
-// Ending instead would be repeated again and again; starting without the state
-// would end every job. A frozen daemon reads no request of a rank, opens no
-// device and changes nothing of what is kept, so the cause of the fault cannot
-// harm it.
+// If the daemon ended instead, it would be restarted again and again; if it
+// started without the state, every job would end. A frozen daemon reads no
+// request of a rank, opens no device and changes nothing of what is kept, so
+// the cause of the fault cannot harm it.
 //
 // Thread safety: one thread; gRPC's threads answer administrators.
 #pragma once
@@ -36,7 +36,7 @@ class FrozenDaemon {
     std::string session_dir;
     Starter starter;    // `stored` has the descriptors to keep
     UniqueFd listener;  // from TakeHandedListener; empty: the kept one
-    const Clock* clock = nullptr;  // outlives it
+    const Clock* clock = nullptr;  // outlives the daemon
   };
   // Tells the starter that the daemon is up, and why it is frozen.
   static absl::StatusOr<std::unique_ptr<FrozenDaemon>> Start(Options options);

@@ -24,7 +24,7 @@
 namespace sluice::daemon {
 namespace {
 
-constexpr int kNotRunnable = 127;  // as a shell has it
+constexpr int kNotRunnable = 127;  // as in a shell
 
 std::string LineOf(const std::string& text) {
   std::string line = "sluiced-keeper: " + text;
@@ -54,9 +54,9 @@ UniqueFd PipeOpenedAgain() {
 }
 
 // Moves fds[i] to the number kFirstHandedOn + i, where it stays open over exec.
-// A descriptor that has the number meant for another one is first moved to a
-// higher number, so at most one number more than there are descriptors is
-// needed. Returns false if the process may not open another descriptor.
+// A descriptor that occupies the number of another one is first moved to a
+// higher number, so one spare number suffices. Returns false if the process may
+// not open another descriptor.
 bool LineUp(std::vector<int> fds) {
   const int end = kFirstHandedOn + static_cast<int>(fds.size());
   std::unordered_map<int, size_t> index_at;
@@ -177,8 +177,8 @@ std::string DaemonEnd::Text() const {
 
 RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
                                              absl::Time now) {
-  // After bad input the daemon is restarted only if ranks have memory: it can
-  // serve them again once an administrator has corrected the input.
+  // After bad input the daemon is restarted only if descriptors are held: ranks
+  // go on once an administrator has corrected the input.
   const bool bad_input =
       end.signal == 0 && end.exit_code == kBadInput && !of.holds;
   if (of.asked || bad_input) return {.exit = end.status(), .pause = {}};

@@ -29,7 +29,7 @@ void Say(const std::string& text);
 struct DaemonEnd {
   int exit_code = 0;
   int signal = 0;  // 0: it exited
-  // The shell's status: 128 + the signal.
+  // As in a shell: 128 + the signal, or the exit status.
   int status() const { return signal != 0 ? 128 + signal : exit_code; }
   std::string Text() const;  // "exited with status 2"
 };
@@ -46,7 +46,7 @@ class RestartPolicy {
   struct Verdict {
     std::optional<int> exit;  // the keeper's status; unset: start again
     absl::Duration pause;     // before the start
-    bool slower_now = false;  // the first pause of several; logged
+    bool slower_now = false;  // true at the first of several pauses
   };
   struct Of {
     bool asked = false;  // the keeper forwarded a signal to end it
@@ -65,8 +65,7 @@ class DaemonProcess {
   // and $SLUICE_KEEPER_PID, in a process group of its own: a terminal's Ctrl-C
   // reaches only the keeper, which forwards it. Blocked signals stay blocked
   // until the daemon reads them and can remove its sockets. If the program
-  // cannot be run, the process writes a line to stderr and exits with status
-  // 127.
+  // cannot be run, the process writes a line to stderr; its status is 127.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& argv, const std::string& notify_socket,
       const KeptDescriptors& kept);
@@ -75,8 +74,7 @@ class DaemonProcess {
   int fd() const { return life_.get(); }  // readable when it has ended
   bool HasEnded() const;
   void Signal(int signal) const { kill(pid_, signal); }
-  // Sends the signal with the value kEndsService, so that the service ends with
-  // the daemon.
+  // Sends the signal with kEndsService: the service ends with the daemon.
   void EndService(int signal) const;
   // Kills all processes that the daemon started and that are still in its
   // process group.

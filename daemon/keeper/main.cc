@@ -132,8 +132,7 @@ class Keeper {
         kept_.all().size());
   }
 
-  // Called after the start of the next daemon, so that it need not wait for
-  // this.
+  // Called after the start of the next daemon, which must not wait for this.
   void ReapEnded() {
     if (ended_) ended_->Reap();
     ended_.reset();
@@ -160,9 +159,9 @@ class Keeper {
   }
 
   void Take(NotifyReceiver::Datagram datagram) {
-    // Refuses messages of other processes. Comparing pids suffices: a pid is
-    // not reused before its process was reaped, and messages are read before
-    // that.
+    // Refuses messages of other processes. Comparing pids suffices: messages
+    // are read before the process is reaped, and until then its pid is not
+    // reused.
     if (!daemon_ || datagram.sender != daemon_->pid()) {
       return Refuse(
           fmt::format("process {} is not the daemon", datagram.sender));
@@ -174,8 +173,8 @@ class Keeper {
     if (!done.ok()) Refuse(std::string(done.message()));
   }
 
-  // Logs the 1st, 2nd, 4th, 8th … refusal, so that many refusals do not fill
-  // the log.
+  // Logs the 1st, 2nd, 4th, 8th … refusal, so that refusals cannot fill the
+  // log.
   void Refuse(std::string_view why) {
     if (std::has_single_bit(++refused_)) {
       Log("refused a message: {} ({} so far)", why, refused_);
@@ -228,8 +227,7 @@ class Keeper {
   KeptDescriptors kept_;
   RestartPolicy policy_;
   std::optional<DaemonProcess> daemon_;  // unset: none runs
-  // The previous daemon, until it is reaped.
-  std::optional<DaemonProcess> ended_;
+  std::optional<DaemonProcess> ended_;   // the previous one, until it is reaped
   bool asked_to_end_ = false;
   absl::Time kill_at_ = absl::InfiniteFuture();
   absl::Time start_at_ = absl::InfinitePast();

@@ -61,8 +61,7 @@ absl::StatusOr<NotifyReceiver> NotifyReceiver::Bind(const std::string& path) {
   }
   UniqueFd fd(socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   constexpr int kOn = 1;
-  // The mode is set before bind, so that the socket is never open to other
-  // users.
+  // The mode is set before bind: the socket is never open to other users.
   if (!fd || fchmod(fd.get(), 0600) != 0 ||
       setsockopt(fd.get(), SOL_SOCKET, SO_PASSCRED, &kOn, sizeof(kOn)) != 0 ||
       (unlink(path.c_str()) != 0 && errno != ENOENT) ||

@@ -1,5 +1,5 @@
-// The receiving side of sd_notify(3): a datagram socket that gets the senders'
-// pids from the kernel, and what a datagram asks for.
+// The receiving side of sd_notify(3): receives datagrams, with the senders'
+// pids from the kernel, and executes them.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once

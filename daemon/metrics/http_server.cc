@@ -137,9 +137,9 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   return socket;
 }
 
-// The order is that in which connections are closed to make room for new ones.
-// kEnding: the answer is written, and further input is discarded, because
-// closing it with unread input would reset it before the peer has read it all.
+// Connections are closed in this order to make room for new ones. kEnding: the
+// answer is sent, and input is discarded: closing a socket with unread input
+// would reset the connection before the peer has read the answer.
 enum class State { kEnding, kReading, kWriting, kWaiting };
 
 struct Connection {
@@ -233,7 +233,7 @@ struct Listener {
     }
     UniqueFd next(
         accept4(socket.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-    // Without a free descriptor, the connection would wake poll without end.
+    // If no descriptor is free, the connection would wake poll without end.
     if (!next) return absl::SleepFor(kTick);
     connections.push_back({std::move(next), now + kReadLimit});
   }
@@ -337,9 +337,8 @@ class Server final : public HttpServer {
     }
   }
 
-  // Answers all waiting requests from one snapshot, taken after the last of
-  // them. So a flood of requests costs the daemon's loop at most one snapshot
-  // per kTick.
+  // Answers all waiting requests from one snapshot, taken after the last one.
+  // So a flood of requests costs the loop at most one snapshot per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
     std::optional<PageMaker> pages;

@@ -3,8 +3,9 @@
 //
 // One thread serves all connections and makes the pages. When all connections
 // of a listener are in use, one is closed for a new one: the oldest that has
-// its answer, else that still sends its request, else that still reads its
-// answer. While all wait for a page, new ones wait in the kernel's queue.
+// its whole answer; if there is none, the oldest that still sends its request,
+// else the oldest that still reads its answer. While all wait for a page, new
+// ones wait in the kernel's queue.
 #pragma once
 
 #include <functional>
@@ -38,8 +39,7 @@ std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes);
 std::string HttpAnswer(const Page& page);
 
 // Checks both settings; empty strings are valid. InvalidArgument: `listen` is
-// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: there is no group
-// `group`.
+// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: no such group.
 absl::Status CheckHttpSockets(const std::string& listen,
                               const std::string& group);
 
@@ -47,19 +47,18 @@ struct HttpOptions {
   std::string listen;        // "ADDRESS:PORT", port 0 for any; empty: none
   std::string socket;        // path; empty: none
   std::string socket_group;  // group's name; empty: only the daemon's user
-  // An earlier daemon's listening socket, used if it listens at `listen`; may
-  // be empty.
+  // An earlier daemon's socket, used if it listens at `listen`; may be empty.
   UniqueFd left = {};
 };
 
-// Thread safety: one thread, but `listener` from any.
+// Thread safety: one thread; `listener` may be called on any.
 class HttpServer {
  public:
   // The interval of retrying a TCP port that another program holds.
   static constexpr absl::Duration kListenAgain = absl::Seconds(1);
   static constexpr size_t kMaxTcp = 128, kMaxUnix = 32;  // connections
 
-  virtual ~HttpServer() = default;  // removes the socket
+  virtual ~HttpServer() = default;  // removes the unix socket
   // Serves pages made from `sources`, which must outlive the server.
   virtual void Serve(PageSources sources) = 0;
   virtual TcpListener listener() const = 0;

@@ -14,8 +14,8 @@ namespace sluice::daemon {
 namespace {
 
 // Jobs with the same name and user form one series, even in different cgroups.
-// The jobs beyond the limit (daemon/core/stats.h) share one series, under
-// a name that no user can choose.
+// The jobs beyond the limit (daemon/core/stats.h) share one series, with a uid
+// that no user has.
 struct JobLabel {
   std::string name, uid;
   auto operator<=>(const JobLabel&) const = default;
@@ -49,8 +49,8 @@ struct JobSums {
   JobStats stats;
 };
 
-// Returns the smallest alpha of the plan's ranks; NaN if the job has no plan,
-// or one that does not fit.
+// Returns the smallest alpha of the plan's ranks; NaN if the job has no plan or
+// an infeasible one.
 double LeastAlpha(const Snapshot& from, PlanId id) {
   double least = NAN;
   for (const PlanSnapshot& kept : from.plans) {
@@ -89,8 +89,7 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
       sums.hbm_peak = std::max(sums.hbm_peak, rank.hbm_peak);
       if (!rank.step) continue;
       sums.step = std::max(sums.step, static_cast<double>(rank.step->step));
-      // Every rank reports the loss of its whole job; the lowest rank's is
-      // shown.
+      // Every rank reports its job's loss; the lowest rank's is shown.
       if (std::isnan(sums.loss)) sums.loss = rank.step->loss;
       if (rank.step->seconds > 0) {
         sums.tokens_per_second +=
@@ -107,7 +106,8 @@ std::map<JobLabel, JobSums> SumJobs(const Snapshot& from) {
   return jobs;
 }
 
-// Adds `value` of each job and GPU that has one.
+// Adds a gauge by job and GPU. value(sums, show) calls show(labels, value) for
+// each series of a job on a GPU.
 void AddByGpu(const Snapshot& from, const std::map<JobLabel, JobSums>& jobs,
               const char* name, const char* help, auto value, Families& to) {
   to.Add(name, help, MetricType::Gauge);

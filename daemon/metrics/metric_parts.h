@@ -111,8 +111,7 @@ void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
 
 // Adds pools, waiting leases, copies, links and the limits of users.
 void AddNode(const Snapshot& from, Audience audience, Families& to);
-// Adds series by job and user, for operators only. REQUIRES: `from` has
-// statistics.
+// Adds series by job and user, for operators only. REQUIRES: `from.stats`.
 void AddJobs(const Snapshot& from, Families& to);
 
 }  // namespace sluice::daemon

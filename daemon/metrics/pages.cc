@@ -34,7 +34,7 @@ Page PageMaker::Make(const std::string& path, Audience audience) {
   if (!alive_.ok()) return Unavailable(alive_);
   if (const std::string& frozen = sources_->frozen; !frozen.empty()) {
     if (metrics) return {kHttpOk, FrozenText(ReadProcessStats()), kMetricsType};
-    // It is healthy, so that it is not restarted, but not ready.
+    // A frozen daemon counts as healthy, so that it is not restarted.
     return {health ? kHttpOk : kHttpUnavailable, "frozen: " + frozen + "\n"};
   }
   if (!needs_snapshot) return {kHttpOk, "ok\n"};

@@ -38,9 +38,8 @@ double OpenFds() {
   return static_cast<double>(std::distance(begin(fds), end(fds)));
 }
 
-// Returns the start time, computed once: it is derived from two clocks that
-// cannot be read at the same moment, and a monitor takes each change for a
-// restart.
+// Returns the start time, computed once: it is derived from two clocks that are
+// read at different moments, and a monitor takes each change for a restart.
 double StartTime() {
   static const double start =
       Now(CLOCK_REALTIME) - Now(CLOCK_BOOTTIME) +

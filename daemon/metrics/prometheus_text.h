@@ -20,7 +20,7 @@ struct ProcessStats {
 
 ProcessStats ReadProcessStats();
 
-// The readers of a page. kAnybody: everything that reaches the TCP port; it
+// The readers of a page. kAnybody: every program that reaches the TCP port; it
 // gets sums, and nothing that names a user, job, process or cgroup. kOperators:
 // users that may open the unix socket.
 enum class Audience { kAnybody, kOperators };

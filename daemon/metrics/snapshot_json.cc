@@ -109,8 +109,7 @@ json RankOf(const RankSnapshot& rank) {
           {"grant_wait_seconds", rank.grant_wait_seconds},
           {"hbm_peak_bytes", rank.hbm_peak.count()},
           {"closed", rank.closed},
-          // Versions with guarantees had these keys. They stay because scripts
-          // may read them.
+          // Constant, for scripts that read these keys of earlier versions.
           {"guaranteed_bytes_per_second", 0.0},
           {"guarantee_lowered", nullptr},
           {"weight", rank.weight},

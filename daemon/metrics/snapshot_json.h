@@ -12,8 +12,7 @@ namespace sluice::daemon {
 
 std::string SnapshotJson(const Snapshot& snapshot);
 
-// Returns only what names no user, job, process or cgroup: the node and its
-// pools. Other keys are absent.
+// Returns only the node and its pools: no user, job, process or cgroup.
 std::string AggregatesJson(const Snapshot& snapshot);
 
 }  // namespace sluice::daemon

@@ -18,7 +18,7 @@ class Allowances {
  public:
   struct Bucket {
     double left = 0;
-    absl::Time at;  // the time at which `left` was right
+    absl::Time at;  // the time at which `left` was computed
     bool operator==(const Bucket&) const = default;
   };
   using Saved = std::map<Principal, Bucket>;

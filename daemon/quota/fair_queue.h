@@ -1,6 +1,5 @@
-// A queue for one shared server. It is fair to users by the time that each has
-// used of the server, so neither many entries of a user nor long ones delay
-// another user's.
+// A queue for one shared server. Users share the server's time evenly, however
+// many entries each has and however long they take.
 //
 // Start-time fair queueing. Each user has a virtual time, the sum of the times
 // of its entries. The user with the least virtual time is next; among equals,
@@ -35,8 +34,7 @@ class FairQueue {
     ++waiting_;
   }
 
-  // Returns the next entry of a user that `may` allows; nullopt if there is
-  // none.
+  // Returns the next entry of a user that `may` allows; nullopt if none waits.
   template <typename May>
   std::optional<std::pair<Key, Entry>> Pop(May may) {
     const Key* key = nullptr;

@@ -78,8 +78,7 @@ std::string CgroupCut::Of(std::string_view cgroup) const {
     if (Matches(prefix, names)) longest = &prefix;
   }
   if (longest == nullptr) return "";
-  // A process in a cgroup that matches a prefix exactly has no lower level to
-  // cut at.
+  // A cgroup that matches a prefix exactly has no lower level to cut at.
   const size_t kept = std::min(longest->size() + 1, names.size());
   return fmt::format("/{}",
                      fmt::join(names.begin(), names.begin() + kept, "/"));

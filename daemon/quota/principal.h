@@ -1,5 +1,4 @@
-// The unit of accounting: a user, or below some cgroups a user within one
-// cgroup.
+// The unit of accounting: a user, or a user within one cgroup.
 //
 // Usually a user is one principal, because a user that can make cgroups could
 // multiply any limit. But where the machine makes the cgroups (Kubernetes pods,
@@ -17,11 +16,10 @@
 
 namespace sluice::daemon {
 
-// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never from a client's
-// message.
+// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never from a message.
 struct Principal {
   uint32_t uid = 0;
-  std::string cgroup;  // empty: it matches no prefix (CgroupCut)
+  std::string cgroup;  // empty: a cgroup that no prefix matches
   auto operator<=>(const Principal&) const = default;
 };
 
@@ -29,8 +27,8 @@ struct Principal {
 std::string Name(const Principal& principal);
 
 // Returns whether the user's next processes may get what an ended principal
-// leaves: true for a user, and for a job of Slurm, which another one of that
-// user may follow; false for pods, which often share one user.
+// leaves: true for a user, and for a Slurm job, because the same user's next
+// job may; false for a pod, because many pods often share one user.
 bool HasHeir(const Principal& principal);
 // Returns whether `to` may get what `from` leaves.
 bool Inherits(const Principal& from, const Principal& to);

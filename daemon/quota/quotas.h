@@ -34,7 +34,7 @@ const char* Name(Resource resource);
 // because users take turns (fair_queue.h). A user's amount is dropped with its
 // last other resource; the sum over all users stays.
 bool IsSharedInTurns(Resource resource);
-// The amount in the unit that people see: seconds for codec time.
+// Returns the amount in the unit that people see: seconds for codec time.
 double InUnits(Resource resource, int64_t amount);
 
 // The limits of one principal and of all together. The last part of `all`
@@ -67,9 +67,9 @@ struct QuotaSettings {
 // soft limit): a session costs up to three, and the kernel lets the daemon's
 // user have at most the soft limit in flight.
 Shares SharesOf(const QuotaSettings& settings, int64_t open_files);
-// Returns the limits of extents: each takes a descriptor, and a second one
-// until that is sent. Extents get the descriptors that sessions and the daemon
-// itself do not need.
+// Returns the limits of extents: each takes a descriptor, and a duplicate until
+// that is sent. Extents get the descriptors that sessions and the daemon itself
+// do not need.
 Share ExtentsOf(const QuotaSettings& settings, int64_t open_files);
 
 // The current amounts, for other threads.
@@ -81,8 +81,7 @@ struct QuotasSnapshot {
   std::vector<std::pair<Principal, Amounts>> users;  // those that have any
 };
 
-// Returns ResourceExhausted in one line: what the principal has, the limit, and
-// what to do.
+// Returns ResourceExhausted in one line: the amount, the limit, what to do.
 absl::Status TooMuch(const Principal& who, Resource what, int64_t has,
                      int64_t limit);
 
@@ -100,8 +99,7 @@ class Quotas {
   // Takes the amount even beyond the limit, for what exists already or is
   // shared in turns.
   void Charge(const Principal& who, Resource what, int64_t amount = 1);
-  // REQUIRES: the principal has as much, and the resource is not shared in
-  // turns.
+  // REQUIRES: the principal has as much; the resource is not shared in turns.
   void GiveBack(const Principal& who, Resource what, int64_t amount = 1);
 
   int64_t used(const Principal& who, Resource what) const;

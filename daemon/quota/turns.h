@@ -21,13 +21,11 @@ class Turns {
   void Add(const Principal& who, SessionId session) {
     if (waiting_.insert(session.value()).second) queue_.Push(who, session);
   }
-  // Removes an ended session.
   void Remove(SessionId session) {
     if (waiting_.erase(session.value()) == 0) return;
     queue_.Remove([session](SessionId each) { return each == session; });
   }
-  // Returns the next session and removes it from the queue; nullopt if none
-  // waits.
+  // Removes and returns the next session; nullopt if none waits.
   std::optional<SessionId> Next() {
     auto next = queue_.Pop();
     if (!next) return std::nullopt;

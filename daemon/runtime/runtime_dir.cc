@@ -17,7 +17,7 @@ namespace sluice::daemon {
 namespace {
 
 // Returns whether the locked `file` is the one at `path`. An ending daemon
-// removes its file before it unlocks it, so another process may lock that one.
+// removes its file before it unlocks it, so a locked file may be a removed one.
 bool IsStillAt(const UniqueFd& file, const std::string& path) {
   struct stat held, found;
   return fstat(file.get(), &held) == 0 && lstat(path.c_str(), &found) == 0 &&

@@ -24,8 +24,8 @@ struct Outgoing {
 
 wire::Packet ErrorPacket(RequestId request, const absl::Status& status);
 
-// Fills `to` with the pool's sizes. What is reserved for others does not count
-// as free for `rank`; null: an observer, for which it does.
+// Fills `to` with the pool's sizes. Memory that is reserved for others does not
+// count as free for `rank`. It does for an observer (null).
 void FillPool(const Core& core, PoolId pool, const Principal* rank,
               wire::Pool* to);
 

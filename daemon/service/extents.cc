@@ -201,7 +201,7 @@ void Extents::Tell(std::vector<Wanted> made) {
 absl::Status Extents::Adopt(ExtentId id, PoolId pool, Bytes size,
                             UniqueFd kept) {
   // With a duplicate, adopted memory need not be exported. A device that
-  // reports holders would count the duplicate as one.
+  // reports holders would count the duplicate as a holder.
   SharedFd fd;
   if (!driver_->TellsHolders()) {
     SLUICE_ASSIGN_OR_RETURN(fd, ToShared(kept.Duplicate()));

@@ -13,8 +13,8 @@
 // Policy counts the memory of a dead process as free when its end is reported;
 // the device may free it a little later. So if the device has no room, making
 // an extent is tried again, for at most `patience`, after everything queued in
-// between. In one round the thread skips extents that are not smaller than one
-// which the same pool has just refused, so that they delay no others.
+// between. A round of tries skips extents of a pool that has just refused a
+// smaller or equal one, so that they delay no others.
 #pragma once
 
 #include <deque>
@@ -39,7 +39,7 @@
 namespace sluice::daemon {
 
 struct ExportedMemory {
-  device::Memory memory;  // empty (0) if it is of a lost GPU
+  device::Memory memory;  // empty (0) if the GPU is lost
   SharedFd fd;
 };
 
@@ -47,8 +47,9 @@ struct ExportedMemory {
 // For each NUMA node, a thread on that node's cores makes extents of the
 // standard size until `ready` bytes exist. While leases wait for the device to
 // make memory of the node (Pause), nothing is made ahead there. Ready memory
-// counts as free in policy: if the device has no room for another extent, it is
-// released before the lease fails, and made again after memory was released.
+// counts as free in policy. So if the device has no room for a lease's extent,
+// ready memory is released before the lease fails. It is made again after other
+// memory was released.
 //
 // Thread safety: safe.
 class Arena {
@@ -164,7 +165,8 @@ class Extents {
   Handover* handover_;
   const Made made_;
   const absl::Duration patience_;
-  // No descriptor is kept if the device reports holders: it would count as one.
+  // If the device reports holders, descriptors are not kept: each would count
+  // as a holder.
   std::map<ExtentId, Kept> extents_;
   Mutex mutex_;
   // Keys: 0 for all GPUs; a NUMA node's number + 1.

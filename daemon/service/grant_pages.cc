@@ -55,7 +55,7 @@ absl::StatusOr<Page*> MapPage(const UniqueFd& fd) {
   return std::launder(static_cast<Page*>(page));
 }
 
-// FailedPrecondition: it is not a limits page of this version.
+// FailedPrecondition: `kept` is no limits page of this version.
 absl::Status CheckLimits(const UniqueFd& kept) {
   return CheckPage(kept, sizeof(GrantLimits), "the page of limits");
 }
@@ -205,9 +205,9 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const GrantUseSlot& use = page->slot;
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
-      // The rank writes due_ns before due_bytes, so this is the deadline of the
-      // copy that ends at `up_to`, or of a later one. With the passed deadline
-      // of an earlier copy, that copy would count as late.
+      // The rank writes due_ns before due_bytes, so `at` is the deadline of the
+      // copy that ends at `up_to`, or of a later one. By the deadline of an
+      // earlier copy, which may have passed, the copy would count as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {
           up_to,
@@ -239,7 +239,7 @@ void GrantPages::Refill() {
 }
 
 void GrantPages::Work() {
-  // Runs before other threads. They lose little time: a refill is short.
+  // This thread runs before others, which lose little time: a refill is short.
   if (!GoBeforeOthers()) {
     constexpr int kNice = -15;
     (void)setpriority(PRIO_PROCESS, 0, kNice);  // this thread; may be refused

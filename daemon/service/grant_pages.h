@@ -37,17 +37,17 @@ class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
 
-  // Returns the generation of the last writer of `kept`; 0: no limits page.
+  // Returns the generation of the last writer of `kept`, or 0 if `kept` is no
+  // limits page of this version.
   static uint64_t GenerationOf(const UniqueFd& kept);
   // `clock` is CLOCK_MONOTONIC, with which ranks compare the heartbeat. `kept`:
-  // the limits page of an earlier daemon, which ranks have mapped; empty: make
-  // one.
+  // an earlier daemon's limits page, which ranks have mapped; empty: none.
   static absl::StatusOr<std::unique_ptr<GrantPages>> Start(
       std::vector<LinkSpeed> links, uint64_t generation, const Clock* clock,
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Returns the session's use page. The heartbeat is fresh then.
+  // Returns the new use page of a rank. The heartbeat is fresh then.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
   // Attaches a rank of an earlier daemon, with its use page.
@@ -121,7 +121,7 @@ class RankGrants {
 
   // Returns the use page; null: none could be made (logged; see UsePageOf).
   SharedFd Attach(const AttachGrants& effect, const Principal& who);
-  // Attaches a rank of an earlier daemon, which must end after an error.
+  // Attaches a rank of an earlier daemon. After an error, the rank must end.
   absl::Status Resume(const Session& rank, double weight, bool holds);
   void Detach(int slot);
   void DropUsePage(SessionId id);

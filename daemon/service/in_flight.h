@@ -3,8 +3,8 @@
 // The kernel counts them by the sender's user, for all receivers together, and
 // refuses more than the soft limit of open files (ETOOMANYREFS): one peer that
 // never reads could stop the leases of all. So descriptors in flight are a
-// quota, counted by the kernel's word and not by clients': the bytes that a
-// peer has not received (SIOCOUTQ) fall to 0 on receipt, or when the peer
+// quota. The kernel, not the client, tells what was received: the unread bytes
+// of a socket (SIOCOUTQ) fall to 0 when the peer has read all packets, or
 // closes. The socket of an ended session is kept until its packets are read,
 // and counts as a session of its user: descriptors that a forked child never
 // reads must stay counted.
@@ -32,9 +32,9 @@ class InFlight {
   explicit InFlight(Quotas* quotas) : quotas_(quotas) {}
 
   // Counts `count` descriptors that will be sent, if there is room. A user
-  // without descriptors in flight always has room, by a reserve below the
-  // kernel's limit. ResourceExhausted: the peer has not received its packets;
-  // marked kOpenFiles: other peers, of its user or of all users, have not.
+  // without descriptors in flight always has room, because the quota is below
+  // the kernel's limit. ResourceExhausted: the peer has not received its
+  // packets; marked kOpenFiles: other peers have not.
   absl::Status Take(int socket, const Principal& who, int count,
                     absl::Time now);
   // Counts the most that a session may have for a socket of an earlier daemon,
@@ -44,7 +44,7 @@ class InFlight {
   // Returns `socket` if all its packets are read; else keeps it until then.
   UniqueFd End(UniqueFd socket);
   absl::Time deadline() const;
-  void Look(absl::Time now);  // gives back what peers have received
+  void Look(absl::Time now);  // gives back the quota of what was received
   // Calls Look every kAgain. Returns kept sockets to close.
   std::vector<UniqueFd> Sweep(absl::Time now);
 

@@ -55,11 +55,12 @@ class PlanSolver {
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `codec` must end before the solver, which its tasks use. It starts the
-  // workers, and the kernel ends them with its thread (PR_SET_PDEATHSIG).
-  // `done` runs on the loop's thread.
+  // `codec` must end before the solver, because its tasks use the solver. Its
+  // thread starts the workers, which the kernel ends with that thread
+  // (PR_SET_PDEATHSIG). `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Kills workers; one that Started has not received ends with the loop's task.
+  // Kills the workers. A worker whose start is not reported yet ends with the
+  // task that reports it.
   ~PlanSolver();
 
   void Solve(SolvePlan question);
@@ -92,8 +93,8 @@ class PlanSolver {
   bool ending_ = false;
 };
 
-// Plans as memfds. All ranks of a job get the same one, at different times, so
-// it is kept for a moment.
+// Plans as memfds. All ranks of a job get the same memfd, at different times,
+// so it is kept for kKept.
 class PlanFiles {
  public:
   static constexpr absl::Duration kKept = absl::Seconds(1);

@@ -60,7 +60,8 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
 
 }  // namespace
 
-// Bytes to give back: any thread drops profiles, only the loop's uses quotas.
+// Bytes of dropped profiles. Any thread may drop a profile, but only the loop's
+// thread may give back its quota.
 struct ProfileReader::Dropped {
   Mutex mutex;
   std::map<Principal, Bytes> bytes ABSL_GUARDED_BY(mutex);

@@ -28,7 +28,7 @@ namespace sluice::daemon {
 
 struct ProfileLimits {
   Bytes encoded = MiB(4);   // one profile
-  size_t values = 1 << 19;  // JSON values of one: five per buffer
+  size_t values = 1 << 19;  // JSON values of one; a buffer has five
   size_t per_session = 4;   // waiting to be read
   size_t per_user = 256;    // waiting to be read
   size_t all = 1024;        // waiting to be read
@@ -59,7 +59,7 @@ class ProfileReader {
   struct Entry {
     SessionId session;
     RequestId request;
-    std::shared_ptr<UniqueFd> memfd;  // the only owner: a task can be copied
+    std::shared_ptr<UniqueFd> memfd;  // shared by copies of a task
   };
   struct Dropped;
 

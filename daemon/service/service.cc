@@ -23,10 +23,11 @@
 namespace sluice::daemon {
 namespace {
 
-// Ranks that waited for a daemon come before administrators and scrapers.
+// How long the requests of ranks that waited for a daemon are answered before
+// administrators and scrapers are served.
 constexpr absl::Duration kWhoWaited = absl::Milliseconds(20);
 constexpr absl::Duration kLookAtMemoryEvery = absl::Seconds(1);
-// This fraction of the memory should be available.
+// One part in this many of the machine's memory should be available.
 constexpr int kPartOfMemory = 16;
 
 constexpr absl::Duration kLookAgainAfter = absl::Milliseconds(250);
@@ -55,8 +56,8 @@ void AddCountedByPolicy(const Core& core, QuotasSnapshot& quotas) {
   }
 }
 
-// The longest wait for the store to drop everything. What is left then, the
-// next daemon drops.
+// The longest wait for the store to drop everything. The next daemon drops what
+// is left.
 constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 // The longest wait for the store to confirm what is left to the next daemon.
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
@@ -86,7 +87,7 @@ NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
       static_cast<size_t>(std::max<int64_t>(waiting.each, 1));
   const Share& kept = quotas.share(Resource::kKeptProfiles);
   node.profile_limit = {Bytes(kept.each), Bytes(kept.all)};
-  // Half of all extents for the possible ranks; none if that is below one each.
+  // At most half of all extents are held back for the possible ranks.
   const auto ranks = static_cast<size_t>(quotas.share(Resource::kRanks).all);
   limits.per_rank = std::min<size_t>(limits.per_rank, limits.all / 2 / ranks);
   return node;
@@ -285,8 +286,7 @@ absl::Status Service::Handle(SessionId id, RequestId request,
   SLUICE_RETURN_IF_ERROR(wire::CheckRequest(message));
   SLUICE_ASSIGN_OR_RETURN(Request body, ToRequest(message.packet.request()));
   SLUICE_RETURN_IF_ERROR(MayAsk(id, body, message.fds));
-  // A profile is the only client's descriptor that is kept: memfds do not
-  // block.
+  // Only a profile's descriptor is kept: a memfd, which cannot block.
   const bool is_profile = std::holds_alternative<ProfileRequest>(body);
   if (is_profile) SLUICE_RETURN_IF_ERROR(wire::CheckMemfd(message.fds.front()));
   core_.Acknowledge(id, RequestId(message.packet.request().answered_up_to()));
@@ -394,8 +394,8 @@ void Service::Expire() {
 absl::Status Service::MayBeKept(const Principal& who) const {
   if (!handover_->keeps()) return absl::OkStatus();
   // The store's places that extents leave free are for ranks. One user may have
-  // three quarters, which also hold its processes with ended sessions; or more,
-  // if the user may have nearly all ranks.
+  // three quarters of them, or more if the user may have nearly all ranks. A
+  // process of an ended session takes a place too.
   const Share& ranks = quotas_.share(Resource::kRanks);
   Share places{.all = handover_->store().capacity() - options_.extents.all -
                       Handover::kOwn};

@@ -5,7 +5,7 @@
 // long runs on other threads (README.md has the table), and its outcome comes
 // back as an event.
 //
-// Thread safety: one thread, but administration() is safe.
+// Thread safety: one thread; administration() and KeepHttp on any.
 #pragma once
 
 #include <functional>
@@ -89,7 +89,6 @@ class Service {
   void RemoveSocket();
   // Returns whether the end leaves what ranks hold to the next daemon.
   bool hands_over() const { return leaving_; }
-  // Keeps the listening socket for the next daemon. From any thread.
   void KeepHttp(int fd) { KeepOnce(Handover::kHttp, fd); }
   void SayReady();
 
@@ -100,8 +99,8 @@ class Service {
   absl::Status Prepare();
   void MakeParts();
 
-  // Returns whether there was anything. After an error all of it is unchanged,
-  // for another daemon.
+  // Returns whether an earlier daemon left a state. After an error all that it
+  // left is unchanged, for another daemon.
   absl::StatusOr<bool> TakeOver();
   absl::Status Adopt(CoreState saved);
   absl::Status AdoptExtents(const CoreState& saved);
@@ -118,7 +117,7 @@ class Service {
   void Refuse(SessionId id, RequestId request, const absl::Status& why);
   absl::Status Handle(SessionId id, RequestId request, wire::Message& message);
   // Checks what policy cannot: room for another rank, and which GPUs the peer
-  // may use (`shown`: the descriptors of device nodes that it sent).
+  // may use. `shown`: the peer's descriptors of device nodes.
   absl::Status MayAsk(SessionId id, Request& request,
                       std::span<const UniqueFd> shown);
   void OnGone(SessionId id);
@@ -127,9 +126,9 @@ class Service {
   absl::Time EndOfIdleness();
   absl::Time now() const { return loop_->now(); }
   void OnSignal();
-  // kForRanks (SIGTERM) leaves what others hold to the next daemon if a rank is
-  // attached; kForAll (SIGHUP) even if none is; kOfService nothing, and ranks
-  // get a notice.
+  // kForRanks (SIGTERM): what others hold is left to the next daemon if a rank
+  // is attached. kForAll (SIGHUP): it is left even if none is. kOfService:
+  // nothing is left, and ranks get a notice.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);
   void OnReload();
@@ -149,7 +148,7 @@ class Service {
   void Do(SendNotice& effect);
   void Do(ReadProfile& effect);
   void LookForHolders();
-  // Called before sessions end and before reads.
+  // Called before sessions end and before snapshots.
   void ReadCopies();
   void SendGranted(SessionId session, RequestId request,
                    const GrantedReply& granted);
@@ -161,8 +160,8 @@ class Service {
   Closer closer_;
   std::unique_ptr<SessionListener> listener_;
   UniqueFd signals_;
-  // Half of the watchdog timeout. The loop itself sends heartbeats, so a loop
-  // that hangs is killed, and the next daemon takes over.
+  // Half of the watchdog timeout. The loop itself sends heartbeats, so a daemon
+  // with a hanging loop is killed, and the next one takes over.
   absl::Duration heartbeat_;
   absl::Time heartbeat_at_;
   // The time of the next check whether the machine needs idle memory.
@@ -175,21 +174,21 @@ class Service {
   absl::Time look_for_holders_at_ = absl::InfinitePast();
   std::map<SessionId, GpuAccess::Gpus> gpus_;
   std::unique_ptr<Sessions> sessions_;
-  // The memfd in the request that policy is handling; null: it has none. If
-  // policy does not move it, the message's owner closes it on another thread:
+  // The memfd of the request that policy is handling; null if the request has
+  // none. If policy does not move the memfd, it is closed on another thread:
   // the loop must not free up to 64 MiB of pages.
   UniqueFd* profile_ = nullptr;
   PlanFiles plan_files_;
-  std::map<SessionId, int> queries_;  // how many wait
-  // From here on parts end in reverse order: first those that post to the loop,
-  // then what their tasks use.
+  std::map<SessionId, int> queries_;  // how many each session waits for
+  // Destroyed in reverse order: first parts that post to the loop, then what
+  // their tasks use.
   std::unique_ptr<RankGrants> grants_;
   uint64_t next_session_ = 1;
   int executing_ = 0;  // nesting depth, since an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // What is kept is left to the next daemon: after an end that hands over, or,
-  // before the end, if an earlier daemon left something (a start may fail).
+  // Whether what is kept stays for the next daemon: after an end that hands
+  // over; before, if an earlier daemon left something, as the start may fail.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

@@ -1,13 +1,13 @@
 // The session socket. A socket that the starter handed over is served as it is;
 // its path belongs to its maker, and is never made or removed here. Else the
 // socket that an earlier daemon left is served, if its path exists, else a new
-// one. Clients that connect while there is no daemon wait at a handed or kept
-// socket.
+// one. Clients that connect while there is no daemon wait at a socket that was
+// handed over or left.
 //
 // No connection is left without an answer. If no descriptor is free, the spare
-// one is used to refuse it in one line (SpareFd). If that does not help either,
-// or too many sockets wait to be closed, the socket is not polled for kPause,
-// because a waiting connection would wake the loop without end.
+// one is used to refuse it in one line (SpareFd). If that fails too, or if too
+// many sockets wait to be closed, the socket is not polled for kPause, because
+// a waiting connection would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -39,7 +39,7 @@ class SessionListener {
   struct Options {
     std::string path;
     int mode = 0666;       // of a newly made socket
-    Loop* loop = nullptr;  // these three must outlive it
+    Loop* loop = nullptr;  // these three must outlive this
     Closer* closer = nullptr;
     EventWriter* events = nullptr;  // logs refusals; may be null
     Accepted accepted;
@@ -57,8 +57,8 @@ class SessionListener {
   ~SessionListener();
   SessionListener(const SessionListener&) = delete;
 
-  // Starts to accept. If the served socket is another one than the earlier
-  // daemon's, first accepts the connections that wait there.
+  // Starts to accept. If the earlier daemon had another socket, first accepts
+  // the connections that wait at that socket.
   void Start();
   // Stops accepting. Clients that connect wait for the next daemon.
   void Stop();
@@ -79,7 +79,7 @@ class SessionListener {
         socket_(std::move(socket)),
         stays_(stays) {}
   void Accept();
-  // Returns false if none waits at `listener`, or none can be accepted.
+  // Returns false if no connection waits at `listener` or can be accepted.
   bool AcceptOne(int listener);
   void Pause();
   void TurnAway(int listener);

@@ -16,9 +16,9 @@
 namespace sluice::daemon {
 namespace {
 
-// Events are edge-triggered: packets that wait for their turn wake the loop
-// once, and a writable socket with packets that the limits of descriptors stop
-// does not make the loop spin.
+// Events are edge-triggered. So packets that wait for their turn wake the loop
+// once, and a writable socket does not make the loop spin while its packets
+// wait for other descriptors to be received.
 constexpr uint32_t kWaitToRead = EPOLLIN | EPOLLET;
 constexpr uint32_t kWaitToWrite = EPOLLOUT | EPOLLET;
 constexpr absl::Duration kLookAgain = absl::Milliseconds(100);
@@ -27,7 +27,8 @@ int64_t PacketSize(const Outgoing& out) {
   return static_cast<int64_t>(out.packet.ByteSizeLong());
 }
 
-// How long a new request may wait behind a flood; a poll takes about 0.1 ms.
+// How long a new request may wait behind a flood. Not shorter, because each
+// poll takes about 0.1 ms.
 constexpr absl::Duration kTurn = absl::Microseconds(250);
 
 }  // namespace

@@ -68,8 +68,8 @@ class Channel {
   ~Channel();
   Channel(const Channel&) = delete;
 
-  // Reads at most one packet. Returns whether there may be more; else the
-  // channel queues for a turn when there is.
+  // Reads at most one packet. Returns whether there may be more. If not, the
+  // channel queues for a turn when another one arrives.
   bool ReadOne();
   void Send(Outgoing out);
   // Queues all packets until Release, without a stall limit.
@@ -87,7 +87,8 @@ class Channel {
   int pidfd() const { return pidfd_.get(); }
   // InfiniteFuture if no packet waits.
   absl::Time stall_deadline() const;
-  // Tries to send first, because a retry may still be due (Wait).
+  // Returns whether the peer has stalled. Tries to send first, because a retry
+  // may be due (Wait).
   bool HasStalled(absl::Time now);
   void CountMemfd() { ++unread_memfds_; }
   // Returns how many memfds were sent since the peer had last read everything.
@@ -108,7 +109,7 @@ class Channel {
   const SessionId id_;
   const Principal who_;
   const wire::Discard discard_;
-  // The peer sent needless descriptors.
+  // The peer sent descriptors that were discarded.
   bool discarded_ = false;
   UniqueFd socket_;
   UniqueFd pidfd_;
@@ -124,7 +125,7 @@ class Channel {
 // have stalled.
 class Sessions {
  public:
-  // `handover` must outlive this object, as what `shared` points to. The
+  // `handover` and what `shared` points to must outlive this object. The
   // daemon's `generation` is sent in each packet.
   Sessions(Channel::Shared shared, Handover* handover, uint64_t generation)
       : shared_(std::move(shared)),
@@ -132,8 +133,8 @@ class Sessions {
         generation_(generation) {}
   Sessions(const Sessions&) = delete;
 
-  // Reads the session and watches its process. `socket` is empty if it has
-  // ended. REQUIRES: the session is charged to the user's quota.
+  // Reads from `socket`, which is empty if the session has ended, and watches
+  // the process. REQUIRES: the session is charged to the user's quota.
   void Watch(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
   // Watches a session of an earlier daemon. Also charges the session, and the

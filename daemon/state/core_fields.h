@@ -1,5 +1,4 @@
-// The fields of policy's saved state (daemon/core/state.h), by number
-// (fields.h).
+// The numbered fields (fields.h) of policy's saved state (core/state.h).
 #pragma once
 
 #include "daemon/core/state.h"

@@ -22,8 +22,7 @@ void AddRow(std::string& to, RowOp op, const std::string& key,
   writer.Element(row);
 }
 
-// Writes rows to put or erase, in order. `objects` is null for rows that name
-// none: their bytes do not depend on which objects the reader has.
+// Writes rows to put or erase, in order. `objects` is null if rows name none.
 class RowWriter {
  public:
   // Rows that name objects are rare, so no memory is reserved for them.
@@ -169,7 +168,8 @@ class RowReader {
   // Restores the state that is computed from several rows.
   absl::Status Join() {
     const LooseState loose = loose_.value_or(LooseState());
-    // First, so that an error names the missing pool of the lowest id.
+    // The loose row comes first, so that an error names the missing pool with
+    // the lowest id.
     for (const auto& [id, order] : loose.next_idle_order) {
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
       pool->next_idle_order = order;

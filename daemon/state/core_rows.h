@@ -2,10 +2,9 @@
 // key; a later row replaces an earlier one. So a checkpoint and the records
 // after it, applied in order, give the core's latest rows.
 //
-// Not included: what administrators set (policy_file.h); planning rounds that
-// are asked or solved (the next daemon starts a round of running jobs alone at
-// once, and the clients of any other round ask again); and sessions that were
-// never a rank's.
+// Not included: what administrators set (policy_file.h); open planning rounds
+// (the next daemon starts a round of running jobs alone at once, and the
+// clients of any other round ask again); and sessions that were never a rank's.
 //
 // Thread safety: none; one owner.
 #pragma once
@@ -26,8 +25,8 @@ namespace sluice::daemon {
 enum class RowOp : uint8_t { kPut = 1, kErase = 2, kEraseBelow = 3 };
 
 // The first letter of a key is a RowKind (daemon/core/state.h) or one of these.
-// kLooseRow: the state outside of tables. kObjectRow: a profile or a plan, by
-// its number.
+// kLooseRow: the state outside of tables. kObjectRow: a numbered profile or
+// plan.
 inline constexpr char kLooseRow = 'c', kObjectRow = 'o';
 
 class CoreRows {
@@ -38,7 +37,7 @@ class CoreRows {
   std::string Everything(Core& core);
 
  private:
-  // The objects and the loose row that a reader has, since they were written.
+  // The objects and the loose row that were written.
   Objects objects_;
   std::string loose_;
 };

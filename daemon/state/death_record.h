@@ -1,7 +1,7 @@
 // Records how the last daemons ended, in a page of a memfd that outlives them:
 // a daemon that dies again and again from the state that it took over must not
-// be restarted for ever. Begin notes a death if the last run has no orderly
-// end.
+// be restarted for ever. Begin notes a death if the last run did not end in
+// order.
 //
 // Thread safety: one owner.
 #pragma once

@@ -117,8 +117,7 @@ class Objects {
  public:
   // --- writing ---------------------------------------------------------------
   // Returns the object's number, from 1 on; a new object is queued to be
-  // written. Keeps the object until Clear, so that no other object gets its
-  // address.
+  // written. Keeps the object until Clear, so that its address is not reused.
   template <typename T, typename Encode>
   uint64_t Number(const std::shared_ptr<const T>& object, Encode encode) {
     const auto [at, is_new] =
@@ -288,8 +287,7 @@ class FieldReader {
       Element(value);
     }
   }
-  // Skips fields with smaller numbers; returns whether the next field is this
-  // one.
+  // Skips fields with smaller numbers; returns whether field `number` is next.
   bool Seek(int number, uint32_t wire_type);
   bool AtEnd();
   uint64_t Varint();

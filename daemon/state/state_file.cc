@@ -187,8 +187,7 @@ absl::Status StateFile::ReadCheckpoint() {
     versions = lead.index;
     contents_.checkpoint = BytesAfter(here, lead.size);
   }
-  // Both are invalid only after Void: a checkpoint overwrites only the older
-  // one.
+  // Only Void makes both invalid: a checkpoint overwrites only the older one.
   if (epoch_ == 0) return absl::NotFoundError("the saved state was given up");
   return CheckStateVersion(static_cast<uint32_t>(versions),
                            static_cast<uint32_t>(versions >> 32), versions_);
@@ -198,16 +197,14 @@ absl::Status StateFile::ReadRecords() {
   while (true) {
     const std::byte* const here = memory_ + layout_.log() + end_;
     const size_t room = layout_.records - end_;
-    // A valid file has this room: Append leaves it for the word that marks the
-    // end.
+    // A valid file has room for the word that marks the end (Append).
     if (room < kWord) return Damaged("its records have no end");
     if (Load<uint64_t>(here) == 0) return absl::OkStatus();  // the end
     if (room < sizeof(Lead) || !IsSound(here, room)) {
       return Damaged(fmt::format("record {}", next_));
     }
     const auto lead = Load<Lead>(here);
-    // This is a record of an older checkpoint, so the newer one has no records
-    // yet.
+    // A record of the older checkpoint: the newer one has no records yet.
     if (end_ == 0 && lead.epoch < epoch_) return absl::OkStatus();
     if (lead.epoch != epoch_ || lead.index != next_) {
       return Damaged(fmt::format("record {}", next_));
@@ -280,9 +277,8 @@ void StateFile::Publish(size_t at, uint64_t epoch, uint64_t index,
   StoreWord(at + offsetof(Lead, epoch), lead.epoch);
 }
 
-// Stores a word atomically, so a process that dies has stored all of it or
-// nothing. Stores that precede this call in the program are not moved behind
-// it.
+// Stores a word atomically: a process that dies has stored all of it or
+// nothing. Earlier stores of the program are not moved behind this one.
 void StateFile::StoreWord(size_t at, uint64_t word) {
   std::atomic_ref(*reinterpret_cast<uint64_t*>(memory_ + at))
       .store(word, std::memory_order_release);

@@ -1,11 +1,11 @@
 // Keeps a daemon's state in memory that outlives the daemon.
 //
 // A checkpoint is the whole state as bytes; a record is one change since then.
-// README.md draws the memory.
+// README.md has the layout.
 //
 // Open returns Unimplemented if this build does not read the state's version,
 // NotFound if its writer has voided it, FailedPrecondition if it is damaged.
-// Writing returns ResourceExhausted without room; the state stays valid.
+// Writing returns ResourceExhausted if there is no room; the state stays valid.
 //
 // Thread safety: one owner.
 #pragma once
@@ -68,13 +68,11 @@ class StateFile {
 
   Contents TakeContents() { return std::move(contents_); }
 
-  // Adds a record. ResourceExhausted: there is no room before the next
-  // checkpoint.
+  // Adds a record. ResourceExhausted: no room until the next checkpoint.
   absl::Status Append(std::string_view record);
   // Writes a checkpoint, which replaces the whole state.
   absl::Status Checkpoint(std::string_view state);
-  // Makes the state invalid until the next checkpoint. Does not wait for other
-  // processes.
+  // Makes the state invalid until the next checkpoint. Does not block.
   void Void();
 
  private:
@@ -95,8 +93,7 @@ class StateFile {
   absl::Status ReadRecords();
   void StoreWord(size_t at, uint64_t word);
   uint64_t NextEpoch() const;
-  // Writes `bytes` and their lead at `at`, and makes them valid with the last
-  // store.
+  // Writes `bytes` and their lead at `at`; the last store makes them valid.
   void Publish(size_t at, uint64_t epoch, uint64_t index,
                std::string_view bytes);
 

@@ -86,7 +86,7 @@ absl::StatusOr<std::unique_ptr<DescriptorStore>> DescriptorStore::Start(
     if (!store->keeper_ && errno != ESRCH) {
       return PidfdFault(errno, "watch the keeper");
     }
-    // A keeper that is not the parent died; its pid may be another process's.
+    // If the keeper is not the parent, it has died, and its pid may be reused.
     if (!store->keeper_ || getppid() != *given.keeper) store->Lose();
   }
   store->thread_ = std::thread([raw = store.get()] { raw->Work(); });

@@ -2,9 +2,9 @@
 // systemd's (FileDescriptorStoreMax=), or sluiced-keeper's.
 //
 // The store's thread sends all that waits in the queue as one batch, in order.
-// If a Flush waits for it, a barrier follows: when the store answers that, it
-// has everything. Calls never block. If the keeper dies, there is no store from
-// then on: Put stores nothing, and each Flush is done at once.
+// If the batch includes a Flush, a barrier follows. When the store answers the
+// barrier, it has everything before it. Calls never block. After the keeper's
+// death there is no store: Put stores nothing, and each Flush is done at once.
 //
 // A store silently drops descriptors beyond its size, so Put refuses more than
 // that. If a store does not answer, each batch takes until its deadline and
@@ -37,7 +37,7 @@ namespace sluice::daemon {
 
 // The sending side of sd_notify(3). A message is one datagram and may carry a
 // descriptor. A barrier confirms that the receiver has read all earlier
-// messages. One thread, but Cancel from any.
+// messages. Thread safety: one thread; Cancel may be called on any.
 class NotifySocket {
  public:
   // `address` is a path, or '@' and an abstract name, else InvalidArgument.
@@ -45,9 +45,9 @@ class NotifySocket {
   static absl::StatusOr<std::unique_ptr<NotifySocket>> Make(
       const std::string& address);
 
-  // Waits until `deadline` while the queue is full. DeadlineExceeded: it was
-  // still full then. Unavailable: there is no listener. Cancelled: Cancel was
-  // called.
+  // Waits until `deadline` while the receiver's queue is full.
+  // DeadlineExceeded: it was still full then. Unavailable: there is no
+  // listener. Cancelled: Cancel was called.
   absl::Status Send(std::string_view message, absl::Time deadline, int fd = -1);
   // Returns when all earlier messages were read. DeadlineExceeded: they were
   // not read by then; they may be read later, or never. OK also if the store
@@ -77,17 +77,15 @@ class DescriptorStore {
   struct Options {
     std::string notify_socket;    // empty: there is no store
     std::optional<pid_t> keeper;  // Starter::keeper
-    int64_t capacity = 0;         // StoreCapacity; 0: it keeps nothing
+    int64_t capacity = 0;         // StoreCapacity; 0: the store keeps nothing
     // The time from a batch's first message to the store's answer.
     absl::Duration deadline = absl::Seconds(5);
-    // Runs a task on another thread (Loop::Post); unset: on this object's
-    // thread.
+    // Runs a task on another thread (Loop::Post); unset: on the store's.
     std::function<void(std::function<void()>)> post;
     // Posted once, when the keeper has died; may be unset.
     std::function<void()> on_loss;
   };
-  // `stored`: what the store keeps already. InvalidArgument: the address is
-  // malformed.
+  // `stored`: what the store keeps already. InvalidArgument: malformed address.
   static absl::StatusOr<std::unique_ptr<DescriptorStore>> Start(
       Options options, const std::map<std::string, UniqueFd>& stored = {});
   // Drops messages that were not sent; pending `done`s get Cancelled.
@@ -100,8 +98,7 @@ class DescriptorStore {
   bool keeps() const {
     return socket_ != nullptr && options_.capacity > 0 && !lost_;
   }
-  // Returns whether the keeper has died.
-  bool lost() const { return lost_; }
+  bool lost() const { return lost_; }  // the keeper has died
 
   // Stores a duplicate of `fd`. InvalidArgument: the name is malformed.
   // AlreadyExists: the name is in use. ResourceExhausted: the store, this
@@ -111,12 +108,11 @@ class DescriptorStore {
   void Remove(std::string_view name);
   void RemoveAll(const std::set<std::string>& but = {});
   // Posts `done` with OK when the store has executed all earlier puts and
-  // removals, or with the first error; then it is unknown which it has
-  // executed, until a later Flush succeeds.
+  // removals, or with the first error. After an error it is unknown which of
+  // them the store has executed, until a later Flush succeeds.
   void Flush(Done done);
 
-  // Tells the service manager, after all earlier puts, that the daemon is
-  // ready.
+  // Tells the starter, after all earlier puts, that the daemon is ready.
   void Ready(std::string_view status);  // one line, shown by systemctl status
   void Watchdog();
 
@@ -144,8 +140,8 @@ class DescriptorStore {
   void Work();
   // Returns false if the thread must end.
   bool WaitForWork();
-  // Returns whether the keeper has died, after waiting at most `longest` for
-  // that. Calls Lose at its death.
+  // Waits at most `longest` for the keeper's death, and then calls Lose.
+  // Returns whether the keeper has died.
   bool KeeperEndsWithin(absl::Duration longest);
   void Lose();
   void SendBatch(std::deque<Item> batch);

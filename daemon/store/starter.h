@@ -1,8 +1,8 @@
 // What the process got from its starter: systemd, or sluiced-keeper, which uses
 // the same protocols (sd_listen_fds(3), sd_notify(3)).
 //
-// Thread safety: none. Call before there are threads: the environment changes,
-// so that processes that the daemon starts do not use these variables.
+// Thread safety: none. Call TakeFromStarter before there are threads: it unsets
+// environment variables, so that the daemon's child processes do not use them.
 #pragma once
 
 #include <sys/types.h>
@@ -24,14 +24,15 @@ namespace sluice::daemon {
 // SD_LISTEN_FDS_START.
 inline constexpr int kFirstHandedOn = 3;
 
-// The value of a signal that ends the service. After any other ending signal,
-// what ranks have is left to the next daemon.
+// The value (sigqueue(3)) of a signal that ends the service. After any other
+// ending signal, what ranks have is left to the next daemon.
 inline constexpr int kEndsService = 0x534c43;
 
 inline constexpr int kMaxDescriptorName = 16;
 
-// Returns whether `name` is 1 to 16 of a-z, 0-9 and '-'. The name of a socket
-// unit has a dot ("sluiced.socket"), so the two kinds cannot be confused.
+// Returns whether `name` has 1 to 16 characters of a-z, 0-9 and '-', as the
+// names of stored descriptors have. Names of socket units have a dot
+// ("sluiced.socket").
 bool IsDescriptorName(std::string_view name);
 
 struct Starter {
@@ -62,11 +63,12 @@ absl::StatusOr<Starter> TakeFromStarter();
 // of open files, or with more names than fit into an environment variable.
 int64_t StoreCapacity(const Starter& starter, int64_t configured);
 
-// Returns the session socket that a .socket unit made: that of `sockets`
-// (Starter::sockets) which listens at `path`; empty if `sockets` is. A client
-// that connects while no daemon runs then waits instead of being refused.
-// InvalidArgument, in one line: there are several sockets, or it is not a
-// listening SOCK_SEQPACKET socket, or it listens elsewhere.
+// Returns the session socket that a .socket unit made, the only one of
+// `sockets` (Starter::sockets), which listens at `path`. Returns an empty
+// UniqueFd if `sockets` is empty. With a .socket unit, a client that connects
+// while no daemon runs waits instead of being refused. InvalidArgument, in one
+// line: there are several sockets, or the socket is not a listening
+// SOCK_SEQPACKET socket, or it listens elsewhere.
 absl::StatusOr<UniqueFd> TakeHandedListener(
     std::vector<std::pair<std::string, UniqueFd>> sockets,
     const std::string& path);

@@ -1,5 +1,4 @@
-// The types of the daemon's policy: principals, pools, peers, the node. Plain
-// data.
+// Types of the daemon's policy: principals, pools, peers, the node. Plain data.
 #pragma once
 
 #include <array>
@@ -26,9 +25,9 @@ struct JobKey {
   auto operator<=>(const JobKey&) const = default;
 };
 
-// A principal's number while it has a holder or an extent; never reused.
+// The number of a principal that has a holder (ledger.h) or an extent.
 using PrincipalId = Id<struct PrincipalTag>;
-// One round of planning, of one job or of all (planning/plans.h).
+// A round of planning, for one job or several (planning/plans.h).
 using PlanRoundId = Id<struct PlanRoundTag>;
 // Chosen by the client; unique within its session.
 using RequestId = Id<struct RequestTag>;
@@ -90,8 +89,7 @@ struct PlanDemand {
   bool operator==(const PlanDemand&) const = default;
 };
 
-// Copies that were granted after compute needed them. They show an operator
-// whether a job waits for its link.
+// Copies that were granted after compute needed them.
 struct LateCopies {
   uint64_t copies = 0;
   double seconds = 0;  // total time that late copies waited at the front
@@ -140,10 +138,10 @@ struct ExtentLimits {
   bool each_of_open_files = false;
   // Reserved for each attached rank: other principals cannot have them.
   size_t per_rank = 16;
-  // Extents made and destroyed per second for one principal; `each` at once.
+  // Extents made and destroyed per second for one principal; at once, `each`.
   double changes_per_second = 1000;
   // How long idle extents are kept for a restarted job: while their principal
-  // has a process, and after its last one.
+  // has a process, and after its last process has ended.
   absl::Duration kept_for = absl::Minutes(5);
   absl::Duration orphans_kept_for = absl::Seconds(2);
   // For host memory that takes long to pin: replaces both times if it is
@@ -165,8 +163,7 @@ struct ProfileLimit {
   Bytes all = MiB(32);
 };
 
-// The node and its settings. Fixed for the life of a Core, except for measured
-// links.
+// The node and its settings. A Core changes only measured links.
 struct NodeConfig {
   std::string hostname;
   std::string driver = "sim";  // or "cuda"
@@ -197,7 +194,8 @@ struct NodeConfig {
   absl::Duration plan_time_limit = absl::Seconds(20);
   // How long a joining job's plan waits for memory that running jobs free.
   absl::Duration join_wait = absl::Seconds(60);
-  // How long a lease may wait for such memory; clients wait 60 s for an answer.
+  // How long a lease may wait for memory that running jobs free. Less than the
+  // 60 s that clients wait for an answer.
   absl::Duration lease_wait = absl::Seconds(45);
   // How long ranks may take to answer a new plan, which they do at their next
   // step boundary.

@@ -1,10 +1,9 @@
 // Computes the bandwidth that ranks need to run by their plans (demands), and
-// how much of it the links can promise, per rank and direction. README.md has
-// the rules.
+// how much of it links can promise per direction. README.md has the rules.
 //
 // A plan hides a layer's copies behind the compute of one layer, in the forward
-// and the backward pass (MEMO section 4.1). The rate that a rank needs at all
-// times is the largest quotient of such a window's bytes and its time.
+// and the backward pass (MEMO section 4.1). A rank needs the largest rate of
+// all layers and passes: a layer's bytes divided by its time.
 //
 // Pure functions of saved state (members, sessions): a daemon that takes over
 // computes the same.

@@ -30,7 +30,8 @@
 
 namespace sluice::daemon {
 
-// A decoded profile and its hash, made by another thread: it may be large.
+// A decoded profile and its hash. Another thread makes them, because a profile
+// may be large.
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
@@ -46,7 +47,7 @@ struct Asking {
   bool operator==(const Asking&) const = default;
 };
 
-// A rank of a question, which has them in the order of its profiles.
+// A rank of a question. A question's positions have the order of its profiles.
 struct Position {
   JobKey job;
   Rank rank;
@@ -54,7 +55,7 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-// The state of JointPlanning's rounds and plans.
+// The rounds and plans of JointPlanning.
 struct PlanRounds {
   static constexpr size_t kPlansKept = 256;
 
@@ -93,8 +94,7 @@ struct PlanRounds {
   Plan Keep(const JobKey& job, const std::string& cache_key,
             plan::NodePlan plan);
   Plan KeepTogether(const std::string& cache_key, plan::NodePlan plan);
-  // Sets a kept plan as the job's current one, and drops the job's promised
-  // one.
+  // Makes a kept plan the job's current one, and drops the promised one.
   void Use(const JobKey& job, PlanId plan);
   // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;

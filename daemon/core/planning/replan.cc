@@ -54,7 +54,7 @@ const JobKey* WhoMustShrink(const plan::HostLimit& limit,
 }
 
 // Returns whether `what` names the GPU limit of a rank of `part`. If so,
-// removes the job from that name, which a question of several jobs adds
+// removes the job's number, which a question of several jobs adds
 // (planner/swap/explain.cc).
 bool NameOwnGpu(const plan::NodePlan& part, size_t number, bool several,
                 std::string& what) {
@@ -82,7 +82,7 @@ double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
   return most;
 }
 
-// Returns the rank's step time: that of its layers, and recomputation.
+// Returns the time of the rank's layers and recomputation in a step.
 double StepSeconds(const plan::RankProfile& profile,
                    const plan::RankPlan& plan) {
   double seconds = 0;
@@ -100,14 +100,13 @@ double StepSeconds(const plan::RankProfile& profile,
   return seconds;
 }
 
-// Returns the profile for later questions, since `plan` has planned the memory
-// of its traces: without traces, and with their peak taken off the capacity.
+// Returns the profile for later questions. `plan` has planned the memory of the
+// traces, so they are removed, and their peak is taken off the capacity.
 ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan) {
   auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
   bare->segments.clear();
-  // 0 means "unknown", and then a plan keeps nothing, as it must if no memory
-  // is left.
+  // 0 stands for an unknown capacity too. In both cases a plan keeps nothing.
   bare->transient_capacity =
       std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
   return {std::move(bare), profile.hash + "-", {}};

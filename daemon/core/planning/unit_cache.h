@@ -26,12 +26,9 @@ struct KeyedUnit {
 class UnitCache {
  public:
   using Units = std::vector<std::shared_ptr<const plan::UnitPlan>>;
-  // The limit of buffers in all units; the least recently used ones are
-  // dropped.
+  // The limit of buffers in all units; the least recently used are dropped.
   static constexpr size_t kBuffersKept = 1 << 18;
 
-  // Adds the unit, unless it is cached already, too large, or not proved
-  // optimal.
   void Add(KeyedUnit unit) {
     const size_t buffers = unit.unit->trace.buffers.size();
     if (buffers > plan::kMaxUnitBuffers || !unit.unit->placement.optimal() ||

@@ -33,8 +33,7 @@ struct HeldOutside {
   // `pools` include all memory that has been held since this time.
   absl::Time since = absl::InfinitePast();
   // Pools that do not answer now, such as that of a lost GPU, with the time of
-  // their last answer. Their figures are of that time. InfinitePast: they never
-  // answered.
+  // their last answer. Their figures are of that time. InfinitePast: no answer.
   std::map<PoolId, absl::Time> silent;
   // For GPUs on cuda: all memory that is used beside the daemon's extents.
   std::map<PoolId, Bytes> beside;
@@ -54,8 +53,8 @@ struct HeldOutside {
 class OutsideAnswers {
  public:
   struct Answer {
-    // All memory beside the daemon's extents, with the spare part; absent pools
-    // have none.
+    // All memory beside the daemon's extents, with the spare part; absent:
+    // none.
     std::map<PoolId, absl::StatusOr<Bytes>> held;
     absl::Time at;
   };
@@ -80,8 +79,8 @@ class OutsideAnswers {
 HeldOutside Follow(const HeldOutside& before, HeldOutside said,
                    const std::set<PoolId>& with_ranks);
 
-// Returns how much is held outside of a pool that leaves `spare`. The result
-// may exceed the part of the pool that is not leased.
+// Returns how much is held outside leases of a pool that leaves `spare` bytes.
+// The result may exceed the part of the pool that is not leased.
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 
 // Returns how much all ranks of a GPU hold outside their leases if `beside` is

@@ -230,8 +230,8 @@ std::optional<Pool::Parts> Pool::Assemble(const Picked& picked, Bytes left,
   const bool scarce = room < free();
   Parts parts;
   for (const auto& [ids, n] : picked) {
-    // Takes the newest, because their pages are warm. If free memory is
-    // withheld, lingering ones come first, since they are not free memory.
+    // Takes the newest extents, because their pages are warm. If free memory is
+    // withheld, lingering extents come first, because they take none of it.
     std::vector<ExtentId> newest;
     for (auto id = ids->rbegin(); id != ids->rend(); ++id) {
       if (!scarce && std::ssize(newest) == n) break;

@@ -75,9 +75,9 @@ class Pool {
   };
   // Chooses parts for `size`: extents of the pool's size and a tail. The
   // principal may not have `withheld` bytes of the free memory. If these parts
-  // do not fit, chooses idle extents of the principal of any size; the last of
-  // them may make the lease larger, up to `most`. ResourceExhausted: the
-  // message says what holds the rest.
+  // do not fit, chooses the principal's idle extents of any size; the last one
+  // may make the lease larger, up to `most`. ResourceExhausted: the message
+  // says what holds the rest.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {
@@ -91,8 +91,7 @@ class Pool {
   void Made(ExtentId id) { Move(id, At(id, State::kMaking), State::kLeased); }
   void Failed(ExtentId id) { Erase(id, State::kMaking); }
   void AddHolder(ExtentId id, SessionId by);  // `by` gets a descriptor
-  // leased -> lingering (returns true), or -> kept if no session ever got its
-  // descriptor.
+  // leased -> lingering (returns true), or -> kept if it never had a holder.
   bool Return(ExtentId id, absl::Time now);
   void Back(ExtentId id, absl::Time now);  // lingering -> kept
   void Destroy(ExtentId id) { Erase(id, State::kKept); }
@@ -217,8 +216,7 @@ class Pool {
   Bytes unmade() const { return free() - kept(); }
   // Returns an empty account for a principal without extents.
   const Account& AccountOf(PrincipalId principal) const;
-  // Adds (`sign` 1) or removes (-1) an extent in the sums and lists of its
-  // state.
+  // Adds (`sign` 1) or removes (-1) an extent in its state's sums and lists.
   void List(ExtentId id, const Extent& extent, int sign);
   // The same for an extent that its principal gets (1) or loses (-1).
   void Own(ExtentId id, const Extent& extent, int sign);

@@ -42,8 +42,7 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
 }
 
 // Refuses a cgroup that cannot exist. It is not shortened like other texts,
-// because the shortened name may be another cgroup's. "" stands for every
-// cgroup.
+// because that may name another cgroup. "" stands for every cgroup.
 absl::Status CheckCgroup(const std::string& cgroup) {
   if (cgroup.size() > kLongestPath) {
     return absl::InvalidArgumentError(

@@ -54,7 +54,7 @@ absl::StatusOr<std::string> Administration::ReadRows() {
 absl::StatusOr<Administration::Applied> Administration::ApplyOnLoop(
     const PolicyChange& change) {
   struct Attempt {
-    // The task has started, or must not start any more.
+    // Set when the task starts, or when it must not start any more.
     std::atomic<bool> taken = false;
     std::promise<absl::StatusOr<Applied>> result;
   };
@@ -104,7 +104,7 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     *after = core_.live_policy().With(change, now());
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
-  // After DataLoss (written, but the folder is not synced) it is applied too.
+  // After DataLoss (the folder is not synced) the change is applied too.
   const auto write = [this](const Policy& policy) {
     return options_.write_policy ? options_.write_policy(policy)
                                  : absl::OkStatus();
@@ -118,7 +118,7 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     if (written.ok()) return applied;
     return Annotate(written, "it is in force");
   }
-  // Memory use grew since, so it was refused, or the loop did not answer.
+  // The change was refused, since memory use grew, or the loop did not answer.
   const absl::Status back = write(*before);
   if (back.ok() || absl::IsDataLoss(back)) return applied;
   return Annotate(back, fmt::format("it is not in force ({}), but is written "

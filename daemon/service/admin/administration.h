@@ -64,7 +64,7 @@ class Administration {
 
  private:
   absl::Status OnLoop(std::function<void()> task);
-  // Unavailable: it was not applied, and will not be.
+  // Unavailable: the change was not applied, and will not be.
   absl::StatusOr<Applied> ApplyOnLoop(const PolicyChange& change);
   // InvalidArgument: the change names a cgroup that is not a principal.
   absl::Status CheckCgroup(const PolicyChange& change) const;

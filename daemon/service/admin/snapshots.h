@@ -1,10 +1,10 @@
 // Snapshots of the node's state, at a bounded cost to the loop.
 //
 // A snapshot is taken on the loop's thread and rendered on another. All queries
-// for the same view that came before it share it (a long one is sent as one
-// sealed memfd), so an answer is never older than its question. Snapshots take
-// at most the fraction kShare of the loop's time: after one that took t, the
-// next waits for 9 t. Users share this time fairly (quota/fair_queue.h).
+// for the same view that wait by then share it, so an answer is never older
+// than its query. Snapshots take at most the fraction kShare of the loop's
+// time: after one that took t, the next waits for 9 t. Users share this time
+// fairly (quota/fair_queue.h).
 //
 // Thread safety: loop's thread only.
 #pragma once

@@ -1,12 +1,11 @@
-// Decides which GPUs a process may use: those with device nodes that it can
-// open.
+// Decides which GPUs a process may use: it must be able to open their nodes.
 //
-// The kernel decides that (by a node's mode, or a container's device list), and
-// the daemon cannot ask for another process: a cgroup's list is a BPF program.
-// So a rank opens the nodes itself and sends the descriptors with its Hello.
-// The kernel identifies each: by the device's number, or on a simulated node by
-// the file. A descriptor that was opened with O_PATH, or not for writing,
-// proves nothing.
+// The kernel decides which nodes a process can open, by a node's mode and a
+// container's device list. The daemon cannot ask for another process, because a
+// cgroup's device list is a BPF program. So a rank opens the nodes itself and
+// sends the descriptors with its Hello. The daemon identifies a descriptor by
+// the device's number, or on a simulated node by the file. A descriptor that
+// was opened with O_PATH, or not for writing, proves nothing.
 //
 // Thread safety: const after Make. Nothing here blocks, whatever file system a
 // descriptor belongs to.
@@ -30,9 +29,8 @@ class GpuAccess {
   using Gpus = std::set<uint64_t>;  // indices
 
   GpuAccess() = default;  // every peer may use all GPUs
-  // `nodes[i]` is the path of GPU i's node. If it is empty, the node is
-  // unknown, and no peer can prove its access to the GPU. NotFound: there is no
-  // such file.
+  // `nodes[i]` is the path of GPU i's node; if it is empty, no peer can prove
+  // its access to the GPU. NotFound: there is no such file.
   static absl::StatusOr<GpuAccess> Make(std::vector<std::string> nodes);
 
   Gpus Shown(std::span<const UniqueFd> shown) const;

@@ -3,7 +3,7 @@
 // The identity is SO_PEERCRED plus a pidfd, which never refers to another
 // process: from SO_PEERPIDFD if the kernel has it (6.5), else from pidfd_open
 // of the pid. With pidfd_open, the process's start time must be the same before
-// and after the call, and the socket open: so no other process has the pid.
+// and after the call, and the socket still open: then the pid was not reused.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -29,12 +29,12 @@ struct Identity {
 
 // PermissionDenied: the peer is in a pid namespace that this process cannot see
 // (pid 0), its user is not mapped here (all such users look alike), or it has
-// ended already. ResourceExhausted: no descriptors are left. `use_peerpidfd`
-// false forces the older way.
+// ended already. ResourceExhausted: no descriptors are left. If `use_peerpidfd`
+// is false, uses pidfd_open.
 //
 // A user may have thousands of subordinate users in user namespaces. So a peer
-// there counts as the user that made the outermost one, unless that was root (a
-// container runtime).
+// in a user namespace counts as the user that made the outermost one, unless
+// that was root (a container runtime).
 absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
                                       bool use_peerpidfd = true);
 

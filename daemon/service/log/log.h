@@ -39,7 +39,7 @@ class JournalSocket {
 
   // Names are capital letters, digits and underscores; values are any bytes.
   static std::string Encode(const Fields& fields);
-  // Waits while journald is busy. Returns false if it cannot be sent.
+  // Waits while journald is busy. Returns false if the entry cannot be sent.
   bool Send(const std::string& entry) const;
 
  private:
@@ -79,7 +79,7 @@ class LogThread {
   static constexpr size_t kMostQueued = 256 << 10;  // bytes
 
   LogThread();
-  // Writes the queued lines, for a moment at most.
+  // Waits a moment for the queued lines to be written.
   ~LogThread();
   LogThread(const LogThread&) = delete;
 };

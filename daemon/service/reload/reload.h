@@ -28,8 +28,8 @@ class Reload {
   ~Reload() { Stop(); }
   Reload(const Reload&) = delete;
 
-  // Starts a check. If one is running, queues another one, which will read the
-  // file as it is now.
+  // Starts a check. If one is running, starts another one after it, so that the
+  // current file is read.
   void Ask();
   // Kills the child without calling `done`; returns its wait status.
   int Stop();

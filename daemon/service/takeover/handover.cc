@@ -45,7 +45,8 @@ absl::Status CheckPools(const CoreState& saved, const Core& fresh) {
   return absl::OkStatus();
 }
 
-// Checks UUIDs. A GPU that cannot be used here has a number but no UUID.
+// Checks that GPUs in use have the saved UUIDs. A GPU that cannot be used here
+// has a number but no UUID.
 absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
   for (const GpuConfig& gpu : here.gpus) {
     const PoolId id{PoolKind::kGpu, gpu.index.value()};
@@ -170,7 +171,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   const absl::Status saved = state_->Checkpoint(rows_.Everything(core));
   if (absl::IsResourceExhausted(saved)) {
     core.TouchAll();  // stops tracking changes until the state fits
-    // The saved state is out of date: voided, so that no daemon ever uses it.
+    // The saved state is out of date, so no daemon may use it.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
                fmt::format("what this daemon knows is not saved, so the next "
@@ -219,8 +220,8 @@ void Handover::DropState() {
 }
 
 // Puts again what the store refused (DescriptorStore itself sends again what it
-// could not send). Makes a new state, because the store may have lost the old
-// one, or has it voided. When the store has everything, saves the core.
+// could not send). Makes a new state, because the old one is void, and the
+// store may have lost it. When the store has everything, saves the core.
 void Handover::StoreAgain(Core& core, absl::Time now) {
   if (has_everything_) {
     unstored_ = false;

@@ -3,16 +3,15 @@
 // A descriptor store (daemon/store) keeps everything that others hold: each
 // extent, each rank's socket, pidfd and use page, the limits page, the clocks
 // of simulated links, and the state file with the core's state (daemon/state).
-// Nothing is sent to clients before it is kept and saved. README.md lists what
-// a killed daemon does not leave. Without a store, or after it was lost, this
-// class does nothing.
+// Nothing is sent to clients before it is kept and saved. Without a store, or
+// after it was lost, this class does nothing.
 //
 // If the store fails, or the state is too large for its file, the state is
 // voided before anything else is sent, so the next daemon would start without
 // it. This daemon goes on serving, and saves again when the store has
 // everything, or when the state fits; the log has a line for each change.
 //
-// Thread safety: loop's thread, except Keep, CannotKeep and WhenKept from any.
+// Thread safety: loop's thread; Keep, CannotKeep and WhenKept on any.
 #pragma once
 
 #include <atomic>
@@ -57,15 +56,14 @@ class Handover {
   absl::StatusOr<std::optional<CoreState>> ReadState(const Core& fresh);
   bool Left(const std::string& name) const { return left_.contains(name); }
   bool left_anything() const { return !left_.empty(); }
-  // The greatest session id in the names of what was left, because names are
-  // never used again.
+  // The greatest session id in the names of what was left. New sessions have
+  // greater ids, because names are never used again.
   SessionId last_session_left() const { return last_session_left_; }
   // Returns what was left under `name`, or none. The store still keeps it.
   UniqueFd Take(const std::string& name);
   void DropRest();
 
   // --- for the next daemon --------------------------------------------------
-  // Begins to save the core.
   void Begin(Core& core, absl::Time now);
   // Saves the core's changes, before anything that depends on them is sent.
   void Save(Core& core, absl::Time now);
@@ -83,10 +81,10 @@ class Handover {
   // Returns whether `name` is kept, also if an earlier daemon stored it.
   bool Kept(const std::string& name) const { return store_->Has(name); }
   void Drop(const std::string& name);
-  // Ends a client's connection and drops its socket from the store. The last
-  // descriptor of the socket that is closed also closes the client's unread
-  // packets, which takes as long as the client likes. So the closer gets
-  // `socket`, a duplicate, after the store has dropped its own.
+  // Ends a client's connection and drops its socket from the store. Closing the
+  // last descriptor of the socket also closes the descriptors in the client's
+  // unread packets, which takes as long as the client likes. So the closer
+  // closes `socket`, a duplicate, after the store has closed its own.
   void DropSocket(const std::string& name, UniqueFd socket);
   // Runs `then` on the loop when the store has everything given to it so far.
   // Posts it at once if there is no store, or while the store fails.

@@ -25,7 +25,7 @@ constexpr absl::Duration kCloserPatience = absl::Milliseconds(100);
 
 int KickSignal() { return SIGRTMIN + 1; }
 
-// Makes a timer that interrupts system calls of this thread that wait.
+// Makes a timer that interrupts waiting system calls of this thread.
 timer_t MakeKicker() {
   sigevent event = {};
   event.sigev_notify = SIGEV_THREAD_ID;
@@ -72,7 +72,8 @@ struct Closer::Shared {
     const MutexLock lock(mutex);
     return waiting.waiting(owner) + closing.count(owner);
   }
-  // `sockets`: closes session sockets, also while stopping; else all others.
+  // If `sockets`, closes session sockets, also while stopping; else closes all
+  // other descriptors.
   void Work(bool sockets) {
     const timer_t kicker = MakeKicker();
     const MonotonicClock clock;

@@ -37,8 +37,9 @@ class Closer {
   Closer(const Closer&) = delete;
 
   void Discard(const Principal& who, UniqueFd fd);
-  // Shuts the socket down, and closes it after dropping unread packets: they
-  // would reset it, and the peer would miss its last ones (why it was evicted).
+  // Shuts the socket down, drops its unread packets and closes it. Closing it
+  // with unread packets would reset the connection, and the peer would lose the
+  // last packets that it was sent (why it was evicted).
   void CloseSession(UniqueFd socket);
 
   // These count descriptors that wait or are being closed.

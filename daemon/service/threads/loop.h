@@ -41,8 +41,9 @@ class Loop {
   // Runs `task` on the loop's thread and waits for its end. Returns false after
   // `timeout`, or if the loop has ended; the task may run later, or never.
   bool Call(std::function<void()> task, absl::Duration timeout);
-  // Call, which also waits until the last copy of the token is destroyed: work
-  // that follows `task` may hold one. True also if the loop dropped the token.
+  // As Call, but waits until the last copy of the token is destroyed: work that
+  // follows `task` may hold a copy. Also returns true if the loop has ended and
+  // dropped `task`.
   using Token = std::shared_ptr<void>;
   bool CallAndWait(std::function<void(Token)> task, absl::Duration timeout);
 
@@ -56,9 +57,10 @@ class Loop {
   // background work and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Post will be called within a fraction of a millisecond. So the loop polls
-  // for a moment before it sleeps, since waking takes as long. (Not with real-
-  // time priority: it then wakes at once, and the poster may need its core.)
+  // Announces a Post within a fraction of a millisecond. The loop then polls
+  // for kAwake before it sleeps, because waking up takes about as long. A loop
+  // with real-time priority does not: it wakes up at once, and the posting
+  // thread may need its core.
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
   // Gives Run's thread real-time priority while Urgency and the kernel allow.

@@ -1,9 +1,9 @@
 // Threads beside the loop's, and the scheduling of threads.
 //
 // Every rank waits for the loop, and the kernel lets another process on its
-// core continue for milliseconds. So the loop has the lowest real-time
-// priority, like the thread that refills the grant pages, while it computes
-// little. A loop that a flood of requests keeps busy loses it until it is less
+// core continue for milliseconds. So while the loop computes little, it has the
+// lowest real-time priority, like the thread that refills the grant pages. A
+// loop that a flood of requests keeps busy loses this priority until it is less
 // busy, so that it takes no core from the node's training.
 #pragma once
 
@@ -63,7 +63,7 @@ class TaskThread {
  public:
   // kBehindTheLoop is for long work that competes with clients' requests: the
   // thread yields its core when the loop wakes. Processes that it starts
-  // inherit this.
+  // inherit the priority.
   enum class Priority { kAsTheLoop, kBehindTheLoop };
 
   // `name` has at most 15 characters, for ps and top.
