@@ -100,7 +100,8 @@ absl::Status CheckSize(const auto* versioned) {
   return Bad("set the struct's size field to its sizeof first");
 }
 
-// Copies a struct to the caller's, which may have fewer fields.
+// Copies `value` to the caller's `out`, which may be an older struct with fewer
+// fields.
 template <typename T>
 absl::Status FillVersioned(T value, T* out) {
   SLUICE_RETURN_IF_ERROR(CheckSize(out));
@@ -109,8 +110,8 @@ absl::Status FillVersioned(T value, T* out) {
   return absl::OkStatus();
 }
 
-// Copies a caller's struct, which may have fewer fields; those it lacks keep
-// their value in `out`.
+// Copies the caller's `in` to `out`. Fields that an older `in` lacks keep their
+// value in `out`.
 template <typename T>
 absl::Status ReadVersioned(const T* in, T* out) {
   SLUICE_RETURN_IF_ERROR(CheckSize(in));

@@ -47,7 +47,7 @@ class StallClock {
     compute_ = stream;
     on_stream_ = true;
   }
-  // Call them around a wait, whether it is enqueued or blocks.
+  // Call Begin and End around a wait, whether it is enqueued or blocks.
   absl::Status Begin() {
     // Without native streams (sim), the calling thread computes.
     if (!on_stream_) on_stream_ = driver_->NativeStream(compute_).ok();
@@ -185,7 +185,8 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stops both before joining one, which may wait for a ticket of the other.
+  // Stop both lanes before joining one, which may wait for a ticket of the
+  // other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }

@@ -74,8 +74,8 @@ class CopyTimeline {
   // Waits for both streams and aligns the host's clock with theirs, which
   // drift. Call it at the start and where the host has waited for them anyway.
   absl::Status Align();
-  // Call them around enqueuing a request's copies. Begin drops a span that has
-  // begun and not ended.
+  // Call Begin and End around enqueuing a request's copies. Begin drops a span
+  // that has begun and not ended.
   absl::Status Begin(device::CopyDirection direction) {
     Lane& lane = LaneOf(direction);
     return lane.timer.Begin(lane.stream);
@@ -160,8 +160,9 @@ class CopyLane {
   bool IsLimited() const {
     return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
   }
-  // Takes the grant of one slice, or records that of all bytes as owed. Returns
-  // how many of the `size` bytes may be issued, or nullopt if the item waits.
+  // Takes the grant of one slice, or records the grant of all bytes as owed.
+  // Returns how many of the `size` bytes may be issued, or nullopt if the item
+  // waits.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
   // Returns false if the limit has no room for the owed grant.
   bool Owe(const CopyRequest& request, Bytes size);
@@ -169,8 +170,9 @@ class CopyLane {
   bool CanStart(const CopyRequest& request);
   // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the request owes its grant (returns `size`), or else until it
-  // can start or need not wait any more (returns 0).
+  // Waits until the limit has room for an owed grant, and returns `size`.
+  // Returns 0 if the copy can start earlier, or the lane stops or is not
+  // limited.
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item; its first `granted` bytes already have their grant.
   void Issue(const Item& item, Bytes granted);
@@ -179,7 +181,7 @@ class CopyLane {
   // Returns whether all tickets of other streams are reached.
   bool AreReached(const std::vector<Ticket>& after) const;
   void TellDue(const Item& item, Bytes size);
-  // `left`: the bytes of all pieces. `timed`: begins the timeline's span.
+  // `left` is the size of all pieces. If `timed`, begins the timeline's span.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
                           bool timed);
   int GrantDirection() const {

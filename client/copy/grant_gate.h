@@ -100,7 +100,7 @@ class GrantGate {
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
-  // Reserves time at that rate; returns when the bytes may start, in ns.
+  // Reserves time for the bytes; returns when their copy may start, in ns.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

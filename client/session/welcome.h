@@ -22,7 +22,7 @@ struct Welcome {
   int grant_slot = 0;
 };
 
-// Returns the most bytes of a GPU's pool that leases may have in total.
+// Returns the bytes of a GPU's pool that leases may have in total.
 Bytes LeasableOf(const wire::Pool& pool);
 void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
 

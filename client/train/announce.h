@@ -22,16 +22,16 @@ struct BannerFacts {
   RunOptions options;
   std::string attention;  // the kernel
   int ranks = 1;
-  std::string cut;  // why these settings; empty: the user gave them
+  std::string cut;  // reason for the settings; empty: the user gave them
   std::vector<plan::ClassPlan> classes;    // empty: a baseline
   std::optional<stream::StepPrice> price;  // of one sequence
-  // This rank:
+
   std::string gpu;  // "GPU 0"
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
   std::optional<Bytes> transient;  // planned; unset: not known yet
   Bytes host, host_limit;          // both 0: the method needs none
-  // Of a calibrated step; 0: not known before the first step.
+  // Times of a calibrated step; 0 if they are not known before the first step.
   double compute_s = 0, copy_s = 0;
 };
 
@@ -41,7 +41,8 @@ std::vector<std::string> Banner(const BannerFacts& facts);
 
 // Returns the seconds of a step's segments (one sequence).
 double ComputeSeconds(const plan::RankProfile& profile);
-// Returns the seconds of a step's slower copy direction (speed 0: unlimited).
+// Returns the seconds of a step's slower copy direction. A speed of 0 means
+// unlimited.
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);
 

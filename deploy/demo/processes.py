@@ -49,7 +49,8 @@ class Processes:
 
     @staticmethod
     def _signal(process, number):
-        # Ranks outlive a killed launcher, and keep the group's id from reuse.
+        # Signals the group even if its first process has ended: ranks outlive a
+        # killed launcher, and keep the group's id from reuse.
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):

@@ -36,7 +36,8 @@ struct alignas(64) GrantLimitSlot {
 };
 
 struct GrantLimits {
-  // CLOCK_MONOTONIC in nanoseconds at the daemon's last refill.
+  // The time at which the daemon last updated the limits (CLOCK_MONOTONIC
+  // nanoseconds).
   alignas(64) std::atomic<uint64_t> heartbeat_ns;
   std::atomic<uint64_t> generation;
   GrantLimitSlot slots[kGrantSlots];
@@ -44,11 +45,12 @@ struct GrantLimits {
 
 struct alignas(64) GrantUseSlot {
   std::atomic<uint64_t> used_bytes[2];
-  // The end of the first waiting copy in cumulative bytes, and the time
-  // (CLOCK_MONOTONIC nanoseconds) at which compute needs the copy or the memory
-  // that it frees. due_bytes is 0 if the rank states no deadline, as older
-  // client libraries do. The two fields are not written together, so one of
-  // them may still belong to the previous copy.
+  // due_bytes is the value that used_bytes will have after the first waiting
+  // copy. due_ns is the time (CLOCK_MONOTONIC nanoseconds) at which compute
+  // needs the copy or the memory that it frees. due_bytes is 0 if the rank
+  // states no deadline, as older client libraries do. The two fields are not
+  // written atomically together, so one of them may still belong to the
+  // previous copy.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };

@@ -1,6 +1,5 @@
 // A map that records which rows changed since the last TakeChanged, because the
-// daemon saves only these (daemon/state). Only the non-const methods change
-// rows, so no change is missed. Thread safety: one owner.
+// daemon saves only these (daemon/state). Thread safety: one owner.
 #pragma once
 
 #include <algorithm>

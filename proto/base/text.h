@@ -1,4 +1,4 @@
-// Text for people, and foreign text that is safe to show inside messages.
+// Formats text for people, and makes foreign text safe to show in messages.
 #pragma once
 
 #include <string>

@@ -11,7 +11,6 @@ struct UserMap {
   // The id that the kernel shows for every unmapped user.
   uint32_t overflow_uid = 65534;
 
-  // Parses a uid_map.
   static UserMap Of(std::string_view uid_map);
   // Reads /proc/self/uid_map and /proc/sys/kernel/overflowuid.
   static UserMap OfThisProcess();

@@ -47,8 +47,8 @@ using NamedTexts = std::vector<std::pair<std::string, std::string>>;
 absl::StatusOr<std::string> MakeTarGz(const std::string& name,
                                       const NamedTexts& files);
 
-// Sluice has no secrets, but people write theirs into a configuration's
-// comments, and programs into a journal.
+// Sluice has no secrets, but people may write their own into the comments of a
+// configuration, and programs into a journal.
 struct WithoutSecrets {
   std::string text;
   int removed = 0;

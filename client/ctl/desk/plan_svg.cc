@@ -60,9 +60,9 @@ std::string Pixels(double value) {
 
 int64_t Lifetime(const plan::Buffer& b) { return b.upper - b.lower; }
 
-// The longest lifetime of each colour's class. These limits grow by a constant
-// factor from the shortest to the longest lifetime of the trace, so that every
-// picture uses all colours.
+// The longest lifetime that each colour stands for. These limits grow by a
+// constant factor from the shortest to the longest lifetime of the trace, so
+// that every picture uses all colours.
 using LifetimeLimits = std::array<int64_t, kColours>;
 LifetimeLimits LimitsOf(const std::vector<plan::Buffer>& buffers) {
   LifetimeLimits limits = {};
@@ -239,7 +239,7 @@ class Picture {
     }
   }
 
-  // Draws the live bytes; each pixel shows their maximum.
+  // Draws the live bytes; each column shows their maximum.
   void Live() {
     std::map<int64_t, int64_t> change;
     const Bytes unit = named_.trace.alignment;
@@ -306,7 +306,7 @@ class Picture {
     x += 92;
     int64_t before = -1;
     for (int c = 0; c < kColours; ++c) {
-      if (limits_[c] == before) continue;  // an empty class
+      if (limits_[c] == before) continue;  // no lifetime has this colour
       before = limits_[c];
       const std::string label = Count(before) + (c + 1 < kColours ? "" : unit);
       Put("<rect class=\"c{}\" x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" "

@@ -189,7 +189,8 @@ std::string FractionBar(const TokenFractions& f) {
          std::string(width[2], 'r');
 }
 
-// Formats a decrease; one within the LP's rounding error counts as none.
+// Formats `fall`, a decrease of the value `of`, or "-" if it is within the LP's
+// rounding error.
 std::string Less(double fall, double of, std::string (*text)(double)) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + text(std::fabs(fall));
@@ -277,7 +278,7 @@ class SwapAnswer {
       return MovingLayers(kind) <= 0;
     });
   }
-  // Layers that all stay on the GPU swap nothing.
+  // Returns keep = 1 for a kind whose layers all stay on the GPU.
   TokenFractions FractionsOf(size_t rank, size_t tensor) const {
     const SwapProblem::Rank& of = problem_.ranks[rank];
     return MovingLayers(of.kinds[of.tensors[tensor].kind]) > 0
@@ -391,8 +392,8 @@ class SwapAnswer {
         sum, ExcessText());
   }
 
-  // Returns "" if all copies hide. An overloaded link does not make the plan
-  // infeasible.
+  // Returns "" if compute hides all copies. An overloaded link does not make
+  // the plan infeasible.
   std::string Overload() const {
     if (result_.in_time) return "";
     const double step = result_.joint->step_s;

@@ -18,7 +18,7 @@ namespace sluice::train {
 namespace {
 
 // A random text, the same for every number of ranks. Each label is ignored with
-// a chance of 1 in 16, except the last, since one must count.
+// a chance of 1 in 16, except the last, because one label must count.
 struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
@@ -39,8 +39,9 @@ Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   return text;
 }
 
-// Sets weights so that every path matters: no gradient hides behind a zero
-// bias, a unit norm, or attention that is flat because its scores are tiny.
+// Sets random weights, so that an error of any path shows in a gradient.
+// Initial weights have zero biases, unit norms, and scores so small that
+// attention is flat.
 absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
                      runtime::HostStage& stage) {
   at::Generator random = at::detail::createCPUGenerator(seed);

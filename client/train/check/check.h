@@ -5,19 +5,19 @@
 // max|b| among its layer's parameters), with b from the reference. The second
 // bound is for gradients that are zero in exact arithmetic (K's bias without
 // RoPE), where any rounding would be an error of 1. Parameters of no layer
-// (embedding, final norm, head) are one group. Ok: at most 1e-4, and a loss
-// error of at most 1e-5.
+// (embedding, final norm, head) are one group. A step is ok if no error exceeds
+// 1e-4 and the loss error does not exceed 1e-5.
 //
-// bf16. Each parameter is judged alone: its gradient a is compared with p, that
-// of plain torch in bf16:
-//   norm   |a-b| <= 1.5 |p-b|: no less exact than plain torch, as a whole;
-//   scale  |1 - <a,b>/<b,b>| <= 0.02: rounding goes both ways, so a factor or
-//          missing rows show here, however coarse bf16 is.
+// bf16. Each parameter is judged alone: its gradient a is compared with p, the
+// gradient of plain torch in bf16:
+//   norm   |a-b| <= 1.5 |p-b|: the error is hardly larger than plain torch's;
+//   scale  |1 - <a,b>/<b,b>| <= 0.02: a wrong factor or missing rows show here
+//          even in bf16, because errors of rounding cancel out.
 // A norm error of 1e-5 of its group's largest norm does not count. A gradient
 // of less than 1/1000 of that norm has no scale: its error may be 1.5 times
-// plain torch's or 1.5/1000 of that norm. The loss error may be 1.5 times plain
-// torch's (at least 2^-8, because plain torch may be right by chance), and so
-// may the largest fp32-like error of gradients with a scale.
+// plain torch's, or 1.5/1000 of that norm if this is more. The loss error may
+// be 1.5 times plain torch's (at least 2^-8, because plain torch may be right
+// by chance), and so may the largest fp32-like error of gradients with a scale.
 // Thread safety: one thread.
 #pragma once
 

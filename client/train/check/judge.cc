@@ -35,7 +35,7 @@ double NormOf(const at::Tensor& t) {
   return at::linalg_vector_norm(t).item().toDouble();
 }
 
-// Returns each group's largest `size` of a gradient.
+// Returns the largest `size` of a gradient in each group.
 std::map<std::string, double> Largest(const ReferenceResult& truth, auto size) {
   std::map<std::string, double> largest;
   for (const auto& [name, b] : truth.gradients) {

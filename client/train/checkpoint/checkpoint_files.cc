@@ -94,7 +94,7 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-// InvalidArgument: the folder has checkpoints of more than one run. Those
+// InvalidArgument: the folder has checkpoints of more than one run. Checkpoints
 // without an id (format 1) may belong to any run.
 absl::Status CheckOneRun(const std::string& folder,
                          const std::vector<int64_t>& steps) {
@@ -376,8 +376,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 absl::Status CheckSaveFolder(const std::string& folder) {
   // Only making a folder shows whether it can be made: permissions do not bind
-  // root, and say nothing of a full or virtual file system. The unique name in
-  // the deepest existing folder touches nothing that other processes make.
+  // root, and say nothing of a full or virtual file system. A folder with a
+  // unique name, in the deepest existing folder, touches nothing that other
+  // processes make.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -525,7 +526,8 @@ void SaveFolder::Rotate(int64_t keep) {
     if (!state.ok() || state->identity.run != identity_.run) continue;
     if (ReadWhole(name).ok() && ++whole <= keep) continue;
     if (whole == 0) continue;  // incomplete, but newer than every complete one
-    // Renamed first, because a half removed checkpoint must not have its name.
+    // Renamed first, so that a half removed checkpoint has not a checkpoint's
+    // name.
     std::error_code error;
     const std::string gone = Temporary(folder_, step);
     fs::rename(name, gone, error);

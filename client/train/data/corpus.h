@@ -75,8 +75,8 @@ class Dealer {
       : corpus_(corpus), layout_(layout), rank_(rank) {}
 
   // Fills `ids` and `labels`, each of layout.total_local_rows(rank), with this
-  // rank's rows, chunk after chunk, of the sequence at token `cursor`, or at
-  // token 0 if less than a whole sequence is left.
+  // rank's rows, chunk after chunk. The sequence starts at token `cursor`, or
+  // at token 0 if less than a whole sequence is left.
   absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
   // Returns where the next sequence starts.

@@ -52,11 +52,12 @@ class RankWatch final : public runtime::SegmentObserver,
  public:
   struct Options {
     std::string page_file;  // empty: no other process reads it
-    bool speaks = false;    // rank 0 of a training run
+    bool speaks = false;    // prints progress; rank 0 of a training run
     bool launched = false;  // by our launcher
     int64_t steps = 0;
     std::string save;
-    // Set in one rank per node, which reports when its daemon goes and is back.
+    // Set in one rank per node, which reports when its daemon goes and comes
+    // back.
     std::function<bool()> daemon_answers;
     std::string daemon;  // its socket, for people
     // Without our launcher: the limits of this rank's own watchdog, and a
@@ -119,7 +120,7 @@ class RankWatch final : public runtime::SegmentObserver,
   // Either thread prints a stop request, once.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
-  // The run would end after it if a stop were requested now; 0: at once.
+  // The step after which a stop would end the run; 0: at once.
   int64_t last_step_ ABSL_GUARDED_BY(stop_mutex_) = 0;
 
   Mutex mutex_;

@@ -43,7 +43,8 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // `alone`: only this process's rank is watched, so another may be late.
+  // If `alone`, only this process's rank is watched, so another rank may be
+  // late.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 

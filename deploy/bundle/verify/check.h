@@ -55,11 +55,11 @@ inline Result Skipped(std::string reason, nlohmann::json value = {}) {
 }
 
 const char* Name(Status status);
-// {name, status, seconds, value, expected, reason}
+// Formats {name, status, seconds, value, expected, reason}.
 nlohmann::json ToJson(const Result& result);
-// Reads the result that a process wrote to `path`. The result is a failure if
-// the file has none, or if `bad_end` says how the process ended badly; that
-// then follows the process's own reason.
+// Reads the result that a process wrote to `path`. Returns a failure if the
+// file has no result, or if `bad_end` is not empty. `bad_end` says how the
+// process ended badly, and is appended to its own reason.
 Result ReadResult(const std::string& path, const std::string& bad_end);
 
 // Returns the last line of a program's output that is not empty, which usually
