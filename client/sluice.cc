@@ -100,8 +100,7 @@ absl::Status CheckSize(const auto* versioned) {
   return Bad("set the struct's size field to its sizeof first");
 }
 
-// Copies `value` to the caller's `out`, which may be an older struct with fewer
-// fields.
+// Copies `value` to the caller's `out`, which may have fewer fields.
 template <typename T>
 absl::Status FillVersioned(T value, T* out) {
   SLUICE_RETURN_IF_ERROR(CheckSize(out));
@@ -110,8 +109,8 @@ absl::Status FillVersioned(T value, T* out) {
   return absl::OkStatus();
 }
 
-// Copies the caller's `in` to `out`. Fields that an older `in` lacks keep their
-// value in `out`.
+// Copies the caller's `in` to `out`, except for fields that an older `in`
+// lacks.
 template <typename T>
 absl::Status ReadVersioned(const T* in, T* out) {
   SLUICE_RETURN_IF_ERROR(CheckSize(in));
@@ -128,7 +127,6 @@ absl::Status CheckDirection(int direction) {
       direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST});
 }
 
-// The labels of copies, by direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
 // Returns a copy that sluice_string_free frees.

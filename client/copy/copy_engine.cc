@@ -42,7 +42,6 @@ class StallClock {
   StallClock(device::Driver* driver, device::Stream compute)
       : driver_(driver), compute_(compute), timer_(driver) {}
 
-  // Measures waits on this adopted stream from now on.
   void UseStream(device::Stream stream) {
     compute_ = stream;
     on_stream_ = true;
@@ -64,7 +63,6 @@ class StallClock {
     }
     return absl::OkStatus();
   }
-  // Returns the sum of all waits that have ended.
   absl::Duration total() {
     TakeEnded();
     return absl::Nanoseconds(total_ns_.load());
@@ -185,8 +183,7 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stop both lanes before joining one, which may wait for a ticket of the
-  // other.
+  // Stop both lanes first: joining one may wait for a ticket of the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }

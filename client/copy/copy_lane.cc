@@ -14,9 +14,8 @@ namespace {
 
 // The kernel's default timer slack would add 50 us to naps of 5 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// Intervals at which the lane checks whether a queued copy can start, and
-// whether copies that owe their grants can. The daemon raises limits every 2
-// ms.
+// Intervals between checks whether a queued copy can start, and whether copies
+// that owe their grants can. The daemon raises limits every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
@@ -230,8 +229,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       granted -= size;
       left -= size;
       copied_ += size.count();
-      // Marks the end of every slice but the last, which the request's ticket
-      // marks.
+      // Marks the end of a slice. The request's ticket marks that of the last.
       if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
         SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
         SLUICE_RETURN_IF_ERROR(Record(*end));

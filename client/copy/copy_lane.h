@@ -156,7 +156,6 @@ class CopyLane {
   };
 
   void Run();
-  // Returns whether grants limit this direction.
   bool IsLimited() const {
     return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
   }
@@ -168,11 +167,9 @@ class CopyLane {
   bool Owe(const CopyRequest& request, Bytes size);
   // Returns whether the request waits for nothing but the link.
   bool CanStart(const CopyRequest& request);
-  // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the limit has room for an owed grant, and returns `size`.
-  // Returns 0 if the copy can start earlier, or the lane stops or is not
-  // limited.
+  // Waits until the limit has room for an owed grant (returns `size`), or the
+  // copy can start or need not wait any more (returns 0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item; its first `granted` bytes already have their grant.
   void Issue(const Item& item, Bytes granted);

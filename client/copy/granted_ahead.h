@@ -34,7 +34,6 @@ class GrantedAhead {
       Nap nap = [](auto time) { std::this_thread::sleep_for(time); })
       : nap_(std::move(nap)) {}
 
-  // Returns whether a grant may be taken now.
   bool HasRoom() {
     while (!running_.empty() && running_.front().done()) running_.pop_front();
     return running_.size() < most_;

@@ -1,4 +1,3 @@
-// The commands of sluicectl.
 #pragma once
 
 #include <cstdint>

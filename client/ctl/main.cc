@@ -144,7 +144,6 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// Returns the exit status.
 int Print(const absl::StatusOr<std::string>& text) {
   if (text.ok()) {
     std::fputs(text->c_str(), stdout);
@@ -202,8 +201,7 @@ class CommandLine {
 
   void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
-    // The callback of a parent command runs last and must not replace the
-    // choice.
+    // The parent command's callback runs last, and must not replace the choice.
     command->callback([this, run = std::move(run)] {
       if (!chosen_) chosen_ = run;
     });

@@ -133,8 +133,7 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Waits until `end`, or longer while each report of progress comes within
-// `timeout` of the last one.
+// Waits until `end`, or longer if progress comes at least once per `timeout`.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -225,8 +224,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // If a daemon died before it answered the Hello, the first packet is a
-  // TakenOver.
+  // The first packet is TakenOver if a daemon died before it answered Hello.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();

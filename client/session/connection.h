@@ -125,7 +125,6 @@ class PendingCalls {
 
 class Connection {
  public:
-  // Receives an Event with its descriptors.
   using EventHandler = std::function<void(wire::Message)>;
   // Called last, when the daemon closes the session after at least one packet.
   using GoneHandler = std::function<void(const std::string& reason)>;
@@ -160,7 +159,6 @@ class Connection {
   // Call it if systemd or a keeper holds the socket when the daemon dies.
   void SetKept() { kept_ = true; }
 
-  // Returns whether a request of this kind has no answer yet.
   bool Awaits(wire::Request::BodyCase kind) {
     const MutexLock lock(mutex_);
     return calls_.Awaits(kind);

@@ -108,7 +108,6 @@ class PlanInbox {
     }
     changed_.NotifyAll();
   }
-  // DeadlineExceeded: `timeout` passed.
   PlanOr Await(absl::Duration timeout) {
     const auto deadline = CondVar::Deadline(timeout);
     const MutexLock lock(mutex_);
@@ -120,7 +119,6 @@ class PlanInbox {
         FormatSpan(timeout)));
   }
 
-  // Keeps the newest changed plan.
   void PutChanged(plan::NodePlan plan) {
     auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
     const MutexLock lock(mutex_);
@@ -259,8 +257,7 @@ class SessionImpl final : public Session {
     request.mutable_gpu_use()->set_used_bytes(seen.used.size());
     return request;
   }
-  // Submits the profile and waits for its plan, also from a daemon that takes
-  // over.
+  // Submits the profile and waits for its plan, even if a daemon takes over.
   absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
   // Ignores the plan if a profile has no reply yet: the plan is that of an
@@ -529,8 +526,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
   }
 }
 
-// Offers the plan to the rank, or answers "not taken", because the daemon waits
-// for an answer.
+// Offers the plan to the rank, or answers "not taken" in its place.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
@@ -545,8 +541,7 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// Finds the daemon's GPU by UUID, or by number if no UUID is set, and sets both
-// options.
+// Finds the daemon's GPU by UUID or, if that is empty, by number. Sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;

@@ -44,7 +44,8 @@ struct SessionOptions {
 };
 
 // One or more leases, mapped as one range. The destructor unmaps and frees
-// them. A region may outlive its session, whose end gives the leases back.
+// them. A region may outlive its session; the session's end gives the leases
+// back.
 class Region {
  public:
   virtual ~Region() = default;
@@ -116,9 +117,8 @@ class Session {
                                               absl::Duration timeout) = 0;
 
   // Returns the newest unanswered plan that the daemon made because the set of
-  // jobs changed, or null. Only its fractions count: a rank that takes the plan
-  // at a step boundary records a step with it and calls Plan with a settled
-  // profile.
+  // jobs changed, or null. A rank that takes its fractions, at a step boundary,
+  // records a step with them and calls Plan with a settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
   // Answers a changed plan; does not wait. The daemon awaits the answer, so a
   // rank that never calls ChangedPlan must set `takes_changes` to false. `note`

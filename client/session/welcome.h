@@ -44,7 +44,6 @@ absl::Status CheckHostMemory(const device::Driver& driver,
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
                                        const Welcome& welcome);
 
-// Reads a plan from a sealed memfd.
 absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd);
 
 }  // namespace sluice::client

@@ -25,8 +25,7 @@ struct BannerFacts {
   std::string cut;  // reason for the settings; empty: the user gave them
   std::vector<plan::ClassPlan> classes;    // empty: a baseline
   std::optional<stream::StepPrice> price;  // of one sequence
-
-  std::string gpu;  // "GPU 0"
+  std::string gpu;                         // "GPU 0"
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
   std::optional<Bytes> transient;  // planned; unset: not known yet
@@ -41,8 +40,7 @@ std::vector<std::string> Banner(const BannerFacts& facts);
 
 // Returns the seconds of a step's segments (one sequence).
 double ComputeSeconds(const plan::RankProfile& profile);
-// Returns the seconds of a step's slower copy direction. A speed of 0 means
-// unlimited.
+// Returns the seconds of a step's slower copy direction; 0 is unlimited speed.
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);
 

@@ -117,9 +117,8 @@ absl::StatusOr<Run> Machine::Time(double work,
   return Run{work, *median};
 }
 
-// The sizes measured first. They are so large that a CPU kernel's start does
-// not dominate its time, and so small that the profile takes seconds on one
-// core.
+// The first sizes are so large that a CPU kernel's start does not dominate, and
+// so small that the profile takes seconds on one core.
 constexpr int64_t kSide = 1024;  // of the square matmul
 // The size of an attention block. A GPU gets as many heads as in a run, because
 // a few heads would leave part of it idle.

@@ -236,8 +236,7 @@ class RankRun {
         .hbm();
   }
 
-  // Checks, before anything is allocated, that the states fit. Does not advise
-  // a shorter sequence, which would not make them smaller.
+  // Checks before allocating that the states fit, which no length changes.
   absl::Status CheckStates(Bytes memory) const {
     if (options_.command != Command::kTrain) return absl::OkStatus();
     const Bytes states = StatesIn(report_.states);
@@ -329,9 +328,8 @@ class RankRun {
 
   // `ranks` has the options that connected `host`, which is null for one rank.
   //
-  // Aborts the collectives after a failure. Otherwise a rank that waits in NCCL
-  // for a dead peer would not wake, and NCCL's shutdown would wait for the
-  // other ranks.
+  // Aborts collectives after a failure, because a rank that waits in NCCL for a
+  // dead peer does not wake, and NCCL's shutdown waits for the other ranks.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host) {
     auto memory = OpenMemory(options_, environment_);
@@ -397,8 +395,7 @@ class RankRun {
     return WithMemory(c, host.get());
   }
 
-  // Connects the ranks' PeerLine. Used without our launcher, when the ranks may
-  // be on several nodes.
+  // Connects line_. Without our launcher, ranks may be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host) {
     const auto died = [this](const std::string& what) {
       watch_.PeerDied(what);
@@ -478,7 +475,7 @@ class RankRun {
   const RankEnvironment& environment_;
   RunReport report_;
   CheckReport check_;
-  std::string machine_;  // MeasureMachine's TOML
+  std::string machine_;               // MeasureMachine's TOML
   std::atomic<bool> telling_{false};  // set by the result's writer
   RankWatch progress_;
   PeerWatch watch_;

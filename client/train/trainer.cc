@@ -56,7 +56,6 @@ class Trainer {
   }
 
  private:
-  // One step's sums over the ranks.
   struct Sums {
     double loss = 0;
     Bytes host;

@@ -36,8 +36,7 @@ struct alignas(64) GrantLimitSlot {
 };
 
 struct GrantLimits {
-  // The time at which the daemon last updated the limits (CLOCK_MONOTONIC
-  // nanoseconds).
+  // The daemon's last update of the limits, in CLOCK_MONOTONIC nanoseconds.
   alignas(64) std::atomic<uint64_t> heartbeat_ns;
   std::atomic<uint64_t> generation;
   GrantLimitSlot slots[kGrantSlots];
@@ -48,9 +47,8 @@ struct alignas(64) GrantUseSlot {
   // due_bytes is the value that used_bytes will have after the first waiting
   // copy. due_ns is the time (CLOCK_MONOTONIC nanoseconds) at which compute
   // needs the copy or the memory that it frees. due_bytes is 0 if the rank
-  // states no deadline, as older client libraries do. The two fields are not
-  // written atomically together, so one of them may still belong to the
-  // previous copy.
+  // states no deadline, as older client libraries do. One of the fields may
+  // still belong to the previous copy.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };

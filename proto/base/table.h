@@ -69,7 +69,6 @@ class Table {
     const auto found = rows_.find(key);
     if (found != rows_.end()) erase(found);
   }
-  // Erases the rows for which gone(key, row) returns true.
   void EraseIf(auto gone) {
     for (auto each = begin(); each != end();) {
       const auto at = each++;

@@ -15,7 +15,6 @@ std::string Printable(std::string text);
 // Cuts `text` after 1,000 bytes (and appends " ..."), then calls Printable.
 std::string PrintableLine(std::string text);
 
-// Returns the first line without its line break.
 std::string FirstLine(const std::string& text);
 
 // Quotes `word` for a shell if it needs quotes, for commands that are printed

@@ -12,7 +12,6 @@ struct UserMap {
   uint32_t overflow_uid = 65534;
 
   static UserMap Of(std::string_view uid_map);
-  // Reads /proc/self/uid_map and /proc/sys/kernel/overflowuid.
   static UserMap OfThisProcess();
 
   // Returns whether `uid` may be the id shown for unmapped users.

@@ -44,8 +44,7 @@ class Fields {
 
   bool reads() const { return in_ != nullptr; }
   bool ok() const { return in_ == nullptr || in_->ok(); }
-  // Returns whether to visit an optional field. Reading visits a field that the
-  // object has, and writing one that is `set`.
+  // Returns whether to visit an optional field: in writing if it is `set`.
   bool Has(const char* key, bool set) const {
     return reads() ? in_->Has(key) : set;
   }
@@ -295,7 +294,6 @@ void VisitClassName(Fields& io, auto& of_class) {
   io.Name(of_class.name);
 }
 
-// Visits a fraction in [0, 1], or kNotAsked.
 void VisitFraction(Fields& io, const char* key, double& fraction) {
   io(key, fraction, -1, 1);
   if (fraction < 0 && fraction != kNotAsked) {
@@ -378,8 +376,6 @@ void Visit(Fields& io, PlanRequest& request) {
               in.Each("links", kMaxRanks, resources.links,
                       [count](Fields& each, LinkCapacity& link) {
                         each.Name(link.name);
-                        // Without bandwidth every swap would be infinitely
-                        // slow.
                         each("h2d_bytes_per_second", link.h2d_bytes_per_second,
                              1, kMaxRate);
                         each("d2h_bytes_per_second", link.d2h_bytes_per_second,

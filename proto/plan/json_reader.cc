@@ -35,7 +35,6 @@ std::string NotJson(std::string_view bytes, size_t byte) {
 
 json ParseChecked(std::string_view bytes, size_t max_bytes,
                   absl::Status* status) {
-  // Keeps the first error.
   const auto refuse = [status](const std::string& why) {
     if (status->ok()) *status = absl::InvalidArgumentError(why);
   };

@@ -1,4 +1,3 @@
-// Reads JSON documents and checks them.
 #pragma once
 
 #include <fmt/format.h>

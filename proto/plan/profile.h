@@ -103,7 +103,6 @@ struct SkeletalClass {
   std::string why;
 };
 
-// The planner's input for one rank.
 struct RankProfile {
   // The job's number in this request; (job, rank) is unique.
   int64_t job = 0;
@@ -138,7 +137,6 @@ struct RankProfile {
   std::string limited_by;
 };
 
-// Returns the position of the kind with that name.
 std::optional<size_t> FindKind(const RankProfile& profile,
                                std::string_view name);
 // Returns the kind of a class. REQUIRES: the profile was checked.

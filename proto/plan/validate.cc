@@ -147,8 +147,7 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Checks that the plan has the fractions that the class, or the rank by its
-// alpha, requests.
+// Checks the fractions that the class, or the rank by its alpha, requests.
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
@@ -264,7 +263,6 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
       capacity.count());
 }
 
-// Checks that all ranks of a job have equal fractions of shared classes.
 absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
   std::map<std::tuple<int64_t, std::string, std::string>, TokenFractions> first;

@@ -50,7 +50,6 @@ class CopyFlow {
   }
   CopyFlow(const CopyFlow&) = delete;
 
-  // Starts kAhead copies.
   absl::Status Start() {
     SLUICE_ASSIGN_OR_RETURN(stream_, driver_.CreateStream(range_.device));
     for (device::Event& event : events_) {
@@ -80,8 +79,7 @@ class CopyFlow {
   double rate() const { return rate_; }
 
  private:
-  // Copies in flight, so many that a link does not end all between two Go
-  // calls.
+  // Copies in flight. No link ends as many between two calls of Go.
   static constexpr size_t kAhead = 6;
   static constexpr int kLeastCopies = 8;  // copies per measured number
 

@@ -15,8 +15,8 @@ namespace {
 using nlohmann::json;
 
 // A link limits a direction if it carries less than this part of what the links
-// below carry. It limits both directions together if they carry less than this
-// part of the sum of its single directions.
+// below carry, and both directions if they carry less than this part of their
+// sum.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {

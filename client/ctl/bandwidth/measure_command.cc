@@ -26,8 +26,7 @@ namespace {
 
 using device::CopyDirection;
 
-// Large enough to hide a copy's fixed cost, small enough that slow links
-// complete several copies.
+// Large enough to hide a copy's fixed cost, small enough for slow links.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
 // A rank on one GPU, with a little memory of the GPU and of the host near it.

@@ -11,7 +11,6 @@
 
 namespace sluice::ctl {
 
-// One file of a support bundle.
 struct Item {
   std::string name;                  // "status.json"
   std::string what;                  // description for people

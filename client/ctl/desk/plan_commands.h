@@ -1,6 +1,5 @@
 // The commands of `sluicectl plan` that need no daemon ("desk" commands). A new
-// command needs a file such as plan_memory.cc, and its name here and in
-// main.cc.
+// command needs a source file, and its name here and in main.cc.
 //
 // Exit status: 0 done; 2 bad input, one `error:` line; 3 does not fit or
 // infeasible (the answer is printed all the same); 1 any other failure.

@@ -138,8 +138,7 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
 class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
-    // The writer blocks all signals, so that Ctrl-C interrupts the search's
-    // waits.
+    // The writer blocks all signals, so that Ctrl-C interrupts the search.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);

@@ -18,7 +18,6 @@ namespace {
 using planner::MemoryPlan;
 using planner::NamedTrace;
 
-// The size of the drawing in its coordinates.
 constexpr int kWidth = 1280, kHeight = 800;
 constexpr int kLeft = 92, kRight = 28, kTop = 160, kBottom = 92;
 constexpr int kPlotWidth = kWidth - kLeft - kRight;
@@ -281,7 +280,6 @@ class Picture {
     return std::clamp(int(X(time) - kLeft), 0, kPlotWidth - 1);
   }
 
-  // Draws the peak, and the bound if it differs.
   void Lines() {
     if (plan_.optimal()) return Line(plan_.peak, "p", "peak = bound", "", -6);
     Line(plan_.peak, "p", "peak", fmt::format(" (+{})", Gap()), -6);

@@ -189,8 +189,7 @@ std::string FractionBar(const TokenFractions& f) {
          std::string(width[2], 'r');
 }
 
-// Formats `fall`, a decrease of the value `of`, or "-" if it is within the LP's
-// rounding error.
+// Formats a decrease of the value `of`, or "-" within the LP's rounding error.
 std::string Less(double fall, double of, std::string (*text)(double)) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + text(std::fabs(fall));
@@ -278,7 +277,7 @@ class SwapAnswer {
       return MovingLayers(kind) <= 0;
     });
   }
-  // Returns keep = 1 for a kind whose layers all stay on the GPU.
+  // Returns keep = 1 if all layers of the kind stay on the GPU.
   TokenFractions FractionsOf(size_t rank, size_t tensor) const {
     const SwapProblem::Rank& of = problem_.ranks[rank];
     return MovingLayers(of.kinds[of.tensors[tensor].kind]) > 0

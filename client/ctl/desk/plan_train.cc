@@ -314,7 +314,6 @@ absl::StatusOr<GivenSettings> TrainSettings(const TrainFlags& flags) {
 
 // ---- The answer ----
 
-// The answer of `sluicectl plan train`.
 struct TrainAnswer {
   Request request;
   Estimate estimate;
@@ -451,8 +450,7 @@ NamedParts MemoryParts(const planner::train::GpuMemory& m) {
           {"buffers", m.buffers}};
 }
 
-// Returns false if memory was not estimated, because the attention heads do not
-// divide by the ranks.
+// Returns false if the heads do not divide by the ranks: no memory is known.
 bool HasMemory(const Estimate& estimate) {
   return estimate.reason != Reason::kHeads;
 }
@@ -644,8 +642,7 @@ std::string MethodsTable(const std::vector<TrainAnswer>& methods) {
   return table.Text();
 }
 
-// These write the same keys for the requested method and for each method of
-// --compare.
+// These write the same keys for the requested and for every compared method.
 void AddSpeed(Json& json, const Estimate& estimate) {
   json["fits"] = estimate.fits;
   json["reason"] = ReasonName(estimate.reason);

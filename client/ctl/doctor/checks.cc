@@ -87,8 +87,7 @@ std::string Start(const Facts& facts) {
                    ItsArguments(facts.process);
 }
 
-// Ends the daemon, if it runs, and starts it again. Without systemd this ends
-// the sessions.
+// Ends the daemon and starts it again. Without systemd the sessions end.
 std::string EndAndStart(const Facts& facts) {
   if ((facts.unit && facts.unit->active) || !facts.process.pid) {
     return Start(facts);
@@ -133,8 +132,7 @@ std::string LargerStore(int64_t most) {
       most, std::max<int64_t>(65536, 4 * most));
 }
 
-// Returns the command that lets this user connect to the session socket, or ""
-// if the user may already.
+// Returns "" if this user may already connect to the session socket.
 std::string PathRemedy(const Facts& facts) {
   if (facts.session.seen == Seen::kHidden) {
     return "sudo chmod a+x " + ShellWord(facts.folder.path);

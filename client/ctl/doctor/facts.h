@@ -19,7 +19,6 @@ namespace sluice::ctl {
 // The runtime folder of sluiced.service.
 inline constexpr char kUnitsFolder[] = "/run/sluice";
 
-// Facts from the daemon's snapshot.
 struct DaemonFacts {
   absl::Status reached;       // if not OK, no other field is set
   std::string snapshot;       // of all users if this user is an administrator
@@ -50,13 +49,12 @@ struct DaemonFacts {
     Bytes held;
   };
   std::vector<Holder> holders;
-  // The TCP address of metrics (empty: none), and why nothing is served there
-  // (empty: it is served).
+  // The TCP address of metrics, and why nothing is served there; may be empty.
   std::string http, http_fault;
 };
 
 // Facts about the daemon's process. If no daemon runs, they are about this
-// process, whose limits a daemon started by hand would get.
+// process, because a daemon started by hand would get its limits.
 struct ProcessFacts {
   std::optional<int> pid;  // unset: this process
   // /proc does not show `pid` (hidepid); the limits are then this process's.
@@ -136,8 +134,7 @@ int FindHolder(const std::string& lock);
 
 // ---- What the kernel, systemd, nvidia-smi and sluiced print ----
 
-// Returns a limit from the text of /proc/PID/limits, in the units of that file;
-// nullopt if it is unlimited or missing.
+// Returns a limit of /proc/PID/limits; nullopt if it is unlimited or missing.
 enum class LimitKind { kSoft, kHard };
 std::optional<int64_t> ToldLimit(const std::string& limits,
                                  const std::string& name, LimitKind kind);

@@ -200,8 +200,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.http_listener = ToldListener(TextOf(net + "tcp") + TextOf(net + "tcp6"),
                                      facts.daemon.http);
   facts.unit = ReadUnit(folder);
-  // The lock of a keeper in another pid namespace shows no holder, but its
-  // socket exists.
+  // A keeper in another pid namespace is visible only by its socket.
   facts.keeper = FindHolder(folder + "/keeper.lock") > 0 ||
                  (!facts.process.pid &&
                   access((folder + "/keeper.sock").c_str(), F_OK) == 0);

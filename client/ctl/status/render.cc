@@ -469,7 +469,6 @@ absl::StatusOr<std::string> Render(
   }
 }
 
-// Breaks lines to fit a terminal.
 absl::StatusOr<std::string> RenderLines(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -557,8 +556,8 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
   const auto render = [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
-    // The daemon keeps all events from this number on. Numbers that are missing
-    // behind it are events of other users.
+    // The daemon has all events from this number on; missing ones are other
+    // users'.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;

@@ -40,8 +40,7 @@ Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
 }
 
 // Sets random weights, so that an error of any path shows in a gradient.
-// Initial weights have zero biases, unit norms, and scores so small that
-// attention is flat.
+// Initial biases are 0, norms 1, and scores so small that attention is flat.
 absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
                      runtime::HostStage& stage) {
   at::Generator random = at::detail::createCPUGenerator(seed);
@@ -109,7 +108,7 @@ absl::Status Judge(const StepperContext& context, const Tokens& text,
   return absl::OkStatus();
 }
 
-// Gathers loss and gradients of all ranks on rank 0.
+// Sums gradients on rank 0, and returns the mean loss of all ranks.
 absl::StatusOr<double> GatherStep(const StepperContext& context,
                                   const runtime::StepResult& own) {
   runtime::Collectives* const all = context.collectives;

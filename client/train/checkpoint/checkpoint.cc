@@ -324,8 +324,7 @@ class Shards {
     return readers_[owner].get();
   }
 
-  // Reads the states of flat elements [offset, offset + size) into the
-  // optimizer's states from element `to` on.
+  // Reads the states of flat elements [offset, offset + size) to element `to`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to) {
     const auto behind =
         std::ranges::upper_bound(buckets_, offset, {}, &stream::Bucket::offset);

@@ -53,7 +53,6 @@ struct Checkpoint : FoundCheckpoint {
   // is not set.
   absl::Status CheckData(const RunOptions& options,
                          const RunIdentity& now) const;
-  // Formats path, step and run on one line for people.
   std::string Describe() const;
 
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
@@ -67,8 +66,7 @@ struct Checkpoint : FoundCheckpoint {
   std::optional<stream::Settings> LoadSettings() const;
 };
 
-// Finds a checkpoint as FindCheckpoint does. InvalidArgument, with the flag:
-// the checkpoint has another model or dtype.
+// Refuses a checkpoint of another model or dtype, and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

@@ -56,7 +56,6 @@ int64_t Number(const Json& json, const char* name) {
   return json[name].get<int64_t>();
 }
 
-// Formats a setting of a plan's key as text.
 std::string InWords(const Json& key, const std::string& name) {
   if (name == "hbm" && key.contains(name)) {
     return FormatBytes(Bytes(Number(key, "hbm"))) + " of GPU memory per rank";
@@ -376,9 +375,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 
 absl::Status CheckSaveFolder(const std::string& folder) {
   // Only making a folder shows whether it can be made: permissions do not bind
-  // root, and say nothing of a full or virtual file system. A folder with a
-  // unique name, in the deepest existing folder, touches nothing that other
-  // processes make.
+  // root, and say nothing of a full or virtual file system. The unique name in
+  // the deepest existing folder touches no other process's files.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -526,8 +524,7 @@ void SaveFolder::Rotate(int64_t keep) {
     if (!state.ok() || state->identity.run != identity_.run) continue;
     if (ReadWhole(name).ok() && ++whole <= keep) continue;
     if (whole == 0) continue;  // incomplete, but newer than every complete one
-    // Renamed first, so that a half removed checkpoint has not a checkpoint's
-    // name.
+    // Renamed first: a half removed checkpoint must not look complete.
     std::error_code error;
     const std::string gone = Temporary(folder_, step);
     fs::rename(name, gone, error);

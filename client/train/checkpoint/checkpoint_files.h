@@ -72,9 +72,9 @@ std::string CheckpointName(const std::string& folder, int64_t step);
 std::vector<int64_t> StepsIn(const std::string& folder);
 
 // Checks that all files of a resumed run exist and have the sizes that their
-// headers state. InvalidArgument or NotFound names what is wrong. OutOfRange: a
-// newer program wrote the checkpoint. Neither OutOfRange nor a marked shortage
-// means that the checkpoint is incomplete.
+// headers state. InvalidArgument or NotFound names what is wrong. After
+// OutOfRange (a newer format) or a marked shortage, the checkpoint may be
+// complete.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
 
 struct FoundCheckpoint {
@@ -121,12 +121,9 @@ class SaveFolder {
   // Returns the folder into which all ranks write the checkpoint of this step.
   static std::string Temporary(const std::string& folder, int64_t step);
 
-  // Makes the temporary folder.
   absl::Status Begin(int64_t step);
-  // Renames the temporary folder to the checkpoint's name, and replaces a
-  // checkpoint that has the name.
+  // Renames the temporary folder, in place of an existing checkpoint.
   absl::Status Commit(int64_t step);
-  // Removes the temporary folder after a failure.
   void Abandon(int64_t step);
   // Removes all but the newest `keep` complete checkpoints of this run. Call it
   // only after a Commit, so that the resumed checkpoint stays until there is a

@@ -79,7 +79,6 @@ class Dealer {
   // at token 0 if less than a whole sequence is left.
   absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
-  // Returns where the next sequence starts.
   int64_t Next(int64_t cursor) const {
     return Start(cursor) + layout_.seq_len();
   }

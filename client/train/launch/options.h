@@ -74,9 +74,8 @@ struct RunOptions {
   bool allow_other_data = false;  // resume with another text
   std::string log_jsonl;
   std::string trace;
-  // Seconds without progress after which a rank is reported, and after which
-  // the run ends. 0: never; negative: derived from the step's expected time
-  // (watch/watchdog.h).
+  // Seconds without progress until a rank is reported, and until the run ends.
+  // 0: never; negative: from the step's expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;
   std::vector<int64_t> gpus;  // given to ranks in turn; empty: spread

@@ -54,8 +54,7 @@ class PeerLine {
   // Sends a death, which may be this rank's own, to all other ranks, unless one
   // was sent or received before. Does not wait for them.
   void Tell(const std::string& what);
-  // Declares this rank's coming end normal. The line reports no death
-  // afterwards.
+  // Declares this rank's end normal. The line reports no death afterwards.
   void End();
 
  private:

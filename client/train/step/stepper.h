@@ -97,9 +97,8 @@ class Stepper {
 absl::StatusOr<stream::Settings> ChooseSettings(const StepperContext& context,
                                                 std::string& why);
 
-// Returns the least HBM that a step needs besides the states, with the given
-// chunk or the first one that ChooseSettings tries, if only the rows of
-// --fractions are kept.
+// Returns the least HBM that a step needs besides the states, if it keeps only
+// the rows of --fractions, with the given or the first tried chunk size.
 Bytes LeastStepBytes(const StepperContext& context);
 
 // Sets the order of backward's blocks if --chunk is given and the order is not.

@@ -56,8 +56,7 @@ class RankWatch final : public runtime::SegmentObserver,
     bool launched = false;  // by our launcher
     int64_t steps = 0;
     std::string save;
-    // Set in one rank per node, which reports when its daemon goes and comes
-    // back.
+    // Set in one rank per node, which reports that its daemon went or is back.
     std::function<bool()> daemon_answers;
     std::string daemon;  // its socket, for people
     // Without our launcher: the limits of this rank's own watchdog, and a

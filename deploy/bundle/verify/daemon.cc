@@ -224,8 +224,7 @@ using Tenants = std::vector<std::unique_ptr<Tenant>>;
 
 // ---- The check ----
 
-// The pool takes 3/4 of a GPU, so that no second pool fits. Contexts use the
-// rest.
+// The pool takes 3/4 of a GPU: no second pool fits beside it, but contexts do.
 constexpr int kDaemonPartOfGpu = 4;
 constexpr Bytes kHostPerGpu = MiB(64);
 // Differences below 1/16 of a GPU are noise from other processes' contexts.
@@ -287,8 +286,7 @@ class Course {
     return tenants;
   }
 
-  // Checks that killed ranks keep no memory: the next ranks lease the whole
-  // pool.
+  // Checks that ranks can lease the whole pool after earlier ones were killed.
   absl::Status RanksAreKilled() {
     PrintLine("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));

@@ -99,8 +99,7 @@ class LinkBench {
     return absl::OkStatus();
   }
 
-  // Returns copies of the first half to the GPU, or of the second half to the
-  // host.
+  // Returns copies of the first half to the GPU, or the second to the host.
   std::unique_ptr<CopyFlow> Flow(CopyDirection direction) {
     const size_t from =
         direction == CopyDirection::kHostToDevice ? 0 : half_.size();

@@ -260,8 +260,7 @@ class Run {
     return text;
   }
 
-  // Replaces the archive. Called after each check, so that an aborted run
-  // leaves its results.
+  // Replaces the archive after each check, in case the run is aborted.
   absl::Status Write() const {
     ctl::NamedTexts files = FilesBelow(here_.work);
     for (auto& [name, text] : files) text = Hide(std::move(text));

@@ -68,8 +68,7 @@ class ProbeBench {
   StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // Create makes GPU memory of `units` granularities, and Reserve reserves as
-  // many addresses.
+  // Create makes memory, Reserve reserves addresses: `units` granularities.
   MemoryHandle Create(size_t units) {
     MemoryHandle handle = 0;
     const AllocationProperties properties = OnDevice(device_);
