@@ -72,7 +72,7 @@ absl::Status Bad(fmt::format_string<Args...> message, Args&&... args) {
       fmt::format(message, std::forward<Args>(args)...));
 }
 
-// Runs `body`, which returns a status, and converts exceptions to one.
+// Runs `body`, and returns the code of its status or of an exception.
 int Guard(const auto& body) {
   try {
     const absl::Status status = body();

@@ -32,10 +32,10 @@ absl::Status Check(const CopyRequest& request) {
   return absl::OkStatus();
 }
 
-// Measures how long compute waited for tickets: on sim, where the calling
-// thread computes, by the host's clock; on a GPU by the compute stream's, so a
-// wait counts once the stream has passed it. Thread safety: total by any
-// thread, other methods by the compute thread.
+// Measures how long compute waited for tickets. On sim the calling thread
+// computes, so the host's clock measures. On a GPU the compute stream's clock
+// measures, and a wait counts once the stream has passed it. Thread safety:
+// total by any thread, other methods by the compute thread.
 class StallClock {
  public:
   // `compute` is the driver's own compute stream; `driver` outlives the clock.

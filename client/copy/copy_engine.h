@@ -7,8 +7,8 @@
 // Enqueue issues a request itself if it need not wait; others go to their
 // direction's issuing thread, which issues them in order.
 //
-// Tickets, not bare events: CUDA treats an event that was not yet recorded as
-// complete, so a wait enqueued too early would pass silently.
+// Waits take tickets and not bare events, because CUDA treats an event that was
+// not yet recorded as complete: a wait enqueued too early would pass silently.
 // Large pieces are cut into slices, each with its own grant, so that ranks on
 // one link alternate. Small pieces share a grant.
 //

@@ -60,8 +60,8 @@ class Fault {
 // Records when copies really started and ended.
 //
 // The copy streams' clocks measure the times (kernels/device/stream_timer.h).
-// Not the host's clock: to a host that polls, a short copy seems to take no
-// time, or as long as a nap. No method except Align waits.
+// The host's clock is not used: to a host that polls, a short copy seems to
+// take no time, or as long as a nap. No method except Align waits.
 //
 // Errors: the driver's. After an error in reading times, no more are reported.
 // Thread safety: Begin and End of a direction are called by the thread that
@@ -71,8 +71,8 @@ class CopyTimeline {
   // `streams[0]` copies to the GPU, `streams[1]` to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
-  // Waits for both streams and aligns the host's clock with theirs, which
-  // drift. Call it at the start and where the host has waited for them anyway.
+  // Waits for both streams and aligns the host's clock with their clocks, which
+  // drift. Call it at the start and when the host has waited for both.
   absl::Status Align();
   // Call Begin and End around enqueuing a request's copies. Begin drops a span
   // that has begun and not ended.

@@ -67,7 +67,7 @@ class GrantGate {
     return limit < now || limit - now < kGrantFar;
   }
 
-  // States until ForgetDue that the next `size` bytes taken of `direction` are
+  // States until ForgetDue that the next `size` bytes taken in `direction` are
   // one copy, which compute needs at `due` (by this gate's clock). The daemon
   // first lends bandwidth to copies that would be late with a fair share.
   void TellDue(int direction, Bytes size, absl::Time due);

@@ -29,7 +29,7 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  // Used instead of `gpu` if set; CUDA_VISIBLE_DEVICES does not change it.
+  // Used instead of `gpu` if set. CUDA_VISIBLE_DEVICES does not affect a UUID.
   std::string gpu_uuid;
   // How long a lease may wait for memory; zero refuses it at once. Leases are
   // served in order, but smaller ones may pass in the first half of the wait.
@@ -98,7 +98,7 @@ class Session {
   // what remains. Does nothing on sim.
   virtual absl::Status MeasureOutside() = 0;
 
-  // Lease `size`, rounded up to limits().granularity. A host lease may be
+  // Leases `size`, rounded up to limits().granularity. A host lease may be
   // larger by less than an extent, and takes from other NUMA nodes what the
   // GPU's node lacks. ResourceExhausted: over budget or the pool is empty.
   // Unavailable: the daemon is gone. `wait` replaces the options' lease_wait.

@@ -44,9 +44,9 @@ double ComputeSeconds(const plan::RankProfile& profile);
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);
 
-// Tells the watch which parts a step has and how long it should take.
+// Tells the watch which parts a step has and how long a step should take.
 void ExpectSteps(const StepperContext& context, const Stepper& stepper);
-// Prints the banner on rank 0. `cut` as BannerFacts::cut.
+// Prints the banner on rank 0. `cut`: BannerFacts::cut.
 void Announce(const StepperContext& context, const Stepper& stepper,
               const std::string& cut);
 

@@ -236,7 +236,7 @@ class RankRun {
         .hbm();
   }
 
-  // Checks before allocating that the states fit, which no length changes.
+  // Checks before allocating that the states fit.
   absl::Status CheckStates(Bytes memory) const {
     if (options_.command != Command::kTrain) return absl::OkStatus();
     const Bytes states = StatesIn(report_.states);
@@ -382,7 +382,7 @@ class RankRun {
         .world_size = environment_.world_size,
         .master_addr = environment_.master_addr,
         .master_port = environment_.master_port,
-        // Ends only delays that the watchdog does not see.
+        // The timeout ends only delays that the watchdog does not see.
         .timeout_s = CollectiveTimeout(options_.end_after),
         .master_listen_fd = environment_.master_listen_fd};
     if (environment_.world_size > 1) {

@@ -5,7 +5,7 @@
 // read-only: per session the cumulative bytes that each direction may have
 // started since the session began, and the daemon's heartbeat. Each rank writes
 // `GrantUse`: the cumulative bytes that it has started, and the time by which
-// compute needs the first waiting copy. The daemon never trusts that page.
+// compute needs the first waiting copy. The daemon never trusts GrantUse.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than

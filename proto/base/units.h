@@ -70,7 +70,7 @@ absl::StatusOr<Bytes> ParseBytes(std::string_view text);
 
 // Parses a count of tokens, rows or steps: "131072", "128K", "1.5M", with K =
 // 1,024 and M = 1,048,576 as in names of sequence lengths. The caller checks
-// its range.
+// the range.
 absl::StatusOr<int64_t> ParseCount(std::string_view text);
 
 }  // namespace sluice

@@ -17,9 +17,9 @@ namespace sluice::plan {
 nlohmann::json ParseChecked(std::string_view bytes, size_t max_bytes,
                             absl::Status* status);
 
-// Reads one object or array element. The shared status keeps the first error
-// with its full path. After an error every read returns a harmless default, so
-// decoders need no branches.
+// Reads one JSON object or array element. The shared status keeps the first
+// error with its full path. After an error every read returns a harmless
+// default, so decoders need no branches.
 class FieldReader {
  public:
   // `json` and `status` must outlive the reader.
@@ -74,7 +74,7 @@ class FieldReader {
 
  private:
   const nlohmann::json* Find(const char* key);
-  // Also refuses a value for which `is` returns false; `what` names the type.
+  // Also refuses a field for which `is` returns false; `what` names the type.
   const nlohmann::json* Find(const char* key,
                              bool (nlohmann::json::*is)() const noexcept,
                              const char* what);

@@ -59,7 +59,7 @@ struct RankPlan {
   Bytes transient_peak;  // of the whole transient region
   std::vector<ClassPlan> classes;
   // The swapped share of the bytes of all classes without must_swap. It is
-  // MEMO's alpha if all of these swap the same fraction.
+  // MEMO's alpha if these classes all swap the same fraction.
   double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
   Bytes host_bytes;              // all host memory that this rank needs

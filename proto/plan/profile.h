@@ -87,15 +87,15 @@ struct SkeletalClass {
   std::string name;             // "layer_input", "attention_output", "ffn_up"
   std::string kind = kOneKind;  // LayerKind::name
   Bytes bytes_per_layer;        // of this rank, for all its tokens
-  // Per layer, for all tokens, from the layer's input.
+  // To recompute one layer, for all tokens, from the layer's input.
   double recompute_seconds = 0;
   bool must_swap = false;  // set for layer input, attention output, lse
   // True if `…_fixed` of the kind contains this class's copies, which happen
   // whatever alpha is (k and v are copied out in forward and read again). The
   // swapped fraction then costs only host memory.
   bool traffic_in_fixed = false;
-  // True if all ranks of a job must keep and swap the same fractions. So must
-  // q, k, v in head layout, because their rows come from all ranks.
+  // True if all ranks of a job must keep and swap the same fractions: for q, k
+  // and v in head layout, because their rows come from all ranks.
   bool shared = false;
   bool can_keep = false;  // the runtime supports keeping it on the GPU
   GivenFractions given;

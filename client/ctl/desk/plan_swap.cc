@@ -152,7 +152,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
 
 // ---- The answer, in words and as JSON ----
 
-// Returns whether the row is a link's; others are memory or limits.
+// Returns whether the row is about a link; other rows are about memory.
 bool IsLink(const CapacityRow& row) {
   return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
          row.kind != RowKind::kGpu;

@@ -324,8 +324,9 @@ struct TrainAnswer {
   std::string batch_source;  // the flags that state the sequences per step
   // Pairs of tokens and MFU (a fraction) with the best settings.
   std::vector<std::pair<int64_t, double>> curve;
-  // With --compare: the request, estimate and longest of all methods, including
-  // the requested one. With --html: their requests and curves.
+  // With --compare `methods` has the request, estimate and longest sequence of
+  // every method, including the requested one. With --html `curves` has their
+  // requests and curves.
   std::vector<TrainAnswer> methods, curves;
 };
 

@@ -62,7 +62,7 @@ struct ProcessFacts {
   // `command` and `folder` are empty if they are not visible.
   std::vector<std::string> command;
   std::string folder;
-  // Limits are unset if there is none.
+  // Unset: no limit.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files;  // the hard limit
   std::optional<MemoryLimit> memory;

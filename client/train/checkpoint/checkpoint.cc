@@ -254,8 +254,8 @@ absl::Status IsBroken(const absl::Status& status) {
   return absl::NotFoundError("it is broken: " + std::string(status.message()));
 }
 
-// Validates the plan like one from the daemon. NotFound: it is missing, broken
-// or of another run.
+// Validates a saved plan like a plan from the daemon. NotFound: it is missing,
+// broken or of another run.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
@@ -351,8 +351,8 @@ class Shards {
   const std::vector<std::pair<const char*, at::Tensor>> named_;
   runtime::HostStage& stage_;
   std::vector<stream::Bucket> buckets_;  // as the checkpoint's run cut them
-  std::vector<int64_t> places_;          // of each bucket in its owner's shard
-  std::vector<int64_t> sizes_;           // of the shards
+  std::vector<int64_t> places_;  // each bucket's first element in a shard
+  std::vector<int64_t> sizes_;   // of the shards, in elements
   std::vector<std::string> paths_;
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
 };

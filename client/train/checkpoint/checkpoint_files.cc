@@ -412,7 +412,7 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Claim(
       UniqueFd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!claimed->lock_) return ErrnoStatus(errno, "--save " + folder);
   const int locked = flock(claimed->lock_.get(), LOCK_EX | LOCK_NB);
-  if (locked != 0 && errno == EWOULDBLOCK) {  // else there may be no flock
+  if (locked != 0 && errno == EWOULDBLOCK) {  // else: flock may be unsupported
     return BadInput(
         "--save {}: another run is saving into it now: name another folder",
         folder);

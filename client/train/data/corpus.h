@@ -42,7 +42,7 @@ class Corpus {
  private:
   struct File {
     std::string path;
-    int64_t first = 0;  // of its first token in the corpus
+    int64_t first = 0;  // index of its first token in the corpus
     int64_t tokens = 0;
     int64_t skip = 0;  // bytes before its first token
   };

@@ -174,7 +174,8 @@ class Ranks {
     }
     std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
     if (cause->Spoke()) return cause->result->exit;
-    // The rank wrote no result, but its exit status may be one of ours.
+    // The rank wrote no result, but its exit status may be an ExitCode
+    // (outcome.h).
     const int own =
         WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
     return own <= kExitOpenFiles ? own : kExitFault;
@@ -280,7 +281,7 @@ class Ranks {
   }
 
   std::vector<RankProcess> processes_;
-  std::vector<const RankProcess*> order_;  // ended ranks, the first one first
+  std::vector<const RankProcess*> order_;  // by end time, earliest first
   std::optional<Watchdog> watchdog_;
   double looked_s_ = 0;
   std::string late_;  // why the watchdog ended the run

@@ -480,7 +480,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
-// Chunks that run again drop the free classes, which must then swap nothing.
+// Chunks that run again drop all free() classes, which must then swap nothing.
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {

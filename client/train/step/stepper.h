@@ -87,7 +87,7 @@ class Stepper {
   const std::unique_ptr<runtime::WeightSource> weights_;
   std::unique_ptr<runtime::StreamedStepper> streamed_;
   runtime::BaselineOptions baseline_;
-  std::unique_ptr<client::CopyEngine> copies_;  // these three are alst's
+  std::unique_ptr<client::CopyEngine> copies_;  // last three: only for alst
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<runtime::HostInputs> inputs_;
 };

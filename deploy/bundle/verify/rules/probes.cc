@@ -257,7 +257,7 @@ Result CopyOneRegistration(ProbeBench& bench) {
   return bench.CopyToGpu(piece.address, host, 2 * kPage);
 }
 
-// Merges two elements, of which one has its log-sum-exp in pageable memory. The
+// Merges two elements, one of which has its log-sum-exp in pageable memory. The
 // kernel always reads it, so waiting for the stream finds the error.
 Result OperationPinned(ProbeBench& bench) {
   constexpr ops::RowHeadStrides kOne = {1, 1};
