@@ -31,9 +31,9 @@ struct SessionOptions {
   DeviceIndex gpu;
   // Used instead of `gpu` if set. CUDA_VISIBLE_DEVICES does not affect a UUID.
   std::string gpu_uuid;
-  // How long a lease may wait for memory; zero refuses it at once. Leases are
-  // served in order, but smaller ones may pass in the first half of the wait.
-  // The daemon's longest_wait_s and number of waiting leases are upper limits.
+  // How long a lease may wait for memory; zero: not at all. Leases are served
+  // in order, but smaller ones may pass in the first half of the wait. The
+  // daemon's longest_wait_s and number of waiting leases are upper limits.
   // DeadlineExceeded names the first lease in the queue.
   absl::Duration lease_wait = absl::ZeroDuration();
   // How long the daemon may be silent about a lease. The progress that it sends
@@ -117,8 +117,8 @@ class Session {
                                               absl::Duration timeout) = 0;
 
   // Returns the newest unanswered plan that the daemon made because the set of
-  // jobs changed, or null. A rank that takes its fractions, at a step boundary,
-  // records a step with them and calls Plan with a settled profile.
+  // jobs changed, or null. A rank that takes the plan's fractions, at a step
+  // boundary, records a step with them and calls Plan with a settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
   // Answers a changed plan; does not wait. The daemon awaits the answer, so a
   // rank that never calls ChangedPlan must set `takes_changes` to false. `note`

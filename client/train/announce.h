@@ -40,7 +40,7 @@ std::vector<std::string> Banner(const BannerFacts& facts);
 
 // Returns the seconds of a step's segments (one sequence).
 double ComputeSeconds(const plan::RankProfile& profile);
-// Returns the seconds of a step's slower copy direction; 0 is unlimited speed.
+// Returns the seconds of a step's slower copy direction; speed 0: unlimited.
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);
 
