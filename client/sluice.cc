@@ -72,7 +72,7 @@ absl::Status Bad(fmt::format_string<Args...> message, Args&&... args) {
       fmt::format(message, std::forward<Args>(args)...));
 }
 
-// Runs `body`, which returns a status, and converts exceptions to one.
+// Runs `body`, and returns the code of its status or of an exception.
 int Guard(const auto& body) {
   try {
     const absl::Status status = body();
@@ -100,7 +100,7 @@ absl::Status CheckSize(const auto* versioned) {
   return Bad("set the struct's size field to its sizeof first");
 }
 
-// Copies a struct to the caller's, which may have fewer fields.
+// Copies `value` to the caller's `out`, which may have fewer fields.
 template <typename T>
 absl::Status FillVersioned(T value, T* out) {
   SLUICE_RETURN_IF_ERROR(CheckSize(out));
@@ -109,8 +109,8 @@ absl::Status FillVersioned(T value, T* out) {
   return absl::OkStatus();
 }
 
-// Copies a caller's struct, which may have fewer fields; those it lacks keep
-// their value in `out`.
+// Copies the caller's `in` to `out`, except for fields that an older `in`
+// lacks.
 template <typename T>
 absl::Status ReadVersioned(const T* in, T* out) {
   SLUICE_RETURN_IF_ERROR(CheckSize(in));
@@ -127,7 +127,6 @@ absl::Status CheckDirection(int direction) {
       direction, int{SLUICE_HOST_TO_GPU}, int{SLUICE_GPU_TO_HOST});
 }
 
-// The labels of copies, by direction.
 constexpr std::array kLabels = {"copy in", "copy out"};
 
 // Returns a copy that sluice_string_free frees.

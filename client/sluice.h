@@ -8,7 +8,7 @@
  * Ownership    the caller owns an object returned in `*out`: end it with the
  *              function that the comment names. A region may outlive its
  *              session, but only sluice_region_free may then be called on it.
- *              An engine may not: stop every engine before its session closes.
+ *              Stop every engine before its session closes.
  * Errors       functions return SLUICE_OK (0) or another sluice_status. After
  *              an error `*out` is NULL or untouched, and sluice_last_error()
  *              states the reason and what to do in one line. A null handle
@@ -65,7 +65,7 @@ typedef struct sluice_session sluice_session;
 typedef struct sluice_region sluice_region;
 typedef struct sluice_engine sluice_engine;
 
-/* This thread's last error, or "". Valid until this thread's next call. */
+/* Returns this thread's last error, or "". Valid until its next call. */
 SLUICE_API const char* sluice_last_error(void);
 
 /* The SLUICE_ABI_VERSION of the loaded library. */
@@ -78,8 +78,8 @@ typedef struct sluice_session_options {
   const char* socket; /* NULL: $SLUICE_SOCKET, else /run/sluice/session.sock */
   const char* job; /* label of the job, at most 64 characters; NULL: default */
   uint32_t rank;
-  uint32_t world_size;                /* ranks of the job; 0: 1 */
-  uint32_t local_ranks;               /* ranks on this node; 0: 1 */
+  uint32_t world_size;                /* ranks of the job; 0 means 1 */
+  uint32_t local_ranks;               /* ranks on this node; 0 means 1 */
   uint32_t gpu;                       /* the node's GPU that this rank uses */
   double guaranteed_bytes_per_second; /* ignored since 5 */
   /* Since 2. Not 0: this rank calls sluice_session_changed_plan between its
@@ -161,9 +161,9 @@ SLUICE_API int sluice_session_changed_plan(sluice_session* session, char** plan,
                                            uint64_t* id);
 
 /* Since 2. Answers a changed plan; does not wait for the daemon. `taken`: 0 if
- * the rank continues with its current plan. A rank that takes it records again
- * and calls sluice_session_plan with a settled profile. `note` is one line for
- * people, or NULL. */
+ * the rank continues with its current plan. A rank that takes the plan records
+ * a step with it, and calls sluice_session_plan with a settled profile. `note`
+ * is one line for people, or NULL. */
 SLUICE_API int sluice_session_answer_change(sluice_session* session,
                                             uint64_t id, int taken,
                                             const char* note);
@@ -200,8 +200,8 @@ typedef enum sluice_memory_kind {
 SLUICE_API int sluice_region_lease(sluice_session* session, int kind,
                                    uint64_t bytes, sluice_region** out);
 
-/* Since 5. Leases as sluice_region_lease does, but waits for memory that is
- * short: at most `wait` seconds, and at most the daemon's longest_wait_s. Then
+/* Since 5. Leases as sluice_region_lease does. If memory is short, waits at
+ * most `wait` seconds, and at most the daemon's longest_wait_s, and then
  * returns SLUICE_DEADLINE_EXCEEDED. */
 SLUICE_API int sluice_region_lease_within(sluice_session* session, int kind,
                                           uint64_t bytes, double wait,
@@ -266,10 +266,11 @@ SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
 
 /* Since 3. Sets the slack of copies of `direction` that are enqueued from now
  * on: compute needs the data that such a copy brings, or the memory that it
- * frees, `seconds` after the copy could start (0: at once; below 0, the
- * default: unknown). The daemon lends bandwidth first to copies that would be
- * late, and shows operators which ones were. Too small a value reports copies
- * as late, too large a value gives them no priority. Does not wait. */
+ * frees, `seconds` after the copy could start. 0 means at once, and a negative
+ * value (the default) that the slack is unknown. The daemon lends bandwidth
+ * first to copies that would be late, and shows operators which copies were
+ * late. Too small a value reports copies as late, too large a value gives them
+ * no priority. Does not wait. */
 SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
                                         double seconds);
 
@@ -344,9 +345,10 @@ typedef struct sluice_chunk_trial {
 
 /* Since 6. Sets `*next` to the chunk size to measure next (0: none); sizes
  * double from `least` to `most` rows. Sets `*rows` to the best of the `count`
- * `trials`, in the order in which `*next` named them (0: there are none). If
- * the host takes at most a third of the time at some sizes, that is the
- * smallest of these within `tolerance` of their best time, else the largest. */
+ * `trials`, in the order in which `*next` named them (0: there are none). The
+ * candidates are the sizes at which the host takes at most a third of the
+ * time. The best is the smallest candidate whose time is within `tolerance` of
+ * the best candidate's, or the largest size if there are no candidates. */
 SLUICE_API int sluice_chunk_choice(uint64_t least, uint64_t most,
                                    double tolerance,
                                    const sluice_chunk_trial* trials,

@@ -37,8 +37,8 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// Keeps the error of the first field that is out of range, and formats none for
-// later fields, because a packet may have thousands.
+// Keeps the error of the first field that is out of range. Range and Seconds
+// format no later errors, because a packet may have thousands of fields.
 class Checks {
  public:
   void Add(const absl::Status& status) { status_.Update(status); }
@@ -242,7 +242,7 @@ absl::Status CheckRequest(const Message& message) {
     return absl::InvalidArgumentError("a request's id is 0: ids start at 1");
   }
   const size_t needed = message.packet.request().has_submit_profile() ? 1 : 0;
-  // Only Hello may carry descriptors of device nodes; it may carry none.
+  // Hello carries up to kMaxShown descriptors of device nodes.
   const bool shows = message.packet.request().has_hello();
   if (message.fds.size() != needed &&
       !(shows && message.fds.size() <= kMaxShown)) {

@@ -19,7 +19,7 @@ absl::Status TooLarge(int64_t size) {
       "a message of {} bytes is over the limit of {}", size, kMaxMemfdBytes));
 }
 
-// Returns the size of a memfd that passes CheckMemfd.
+// Checks `fd` as CheckMemfd does, and returns its size.
 absl::StatusOr<size_t> SizeOfMemfd(const UniqueFd& fd) {
   // The size of an unsealed memfd could change between the check and the read.
   const int seals = fcntl(fd.get(), F_GET_SEALS);

@@ -97,7 +97,7 @@ absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
       return ErrnoStatus(errno, fmt::format("make the socket {}", path));
     }
   }
-  // Set the mode again, because the umask narrowed it.
+  // Set the mode again, because the umask may have narrowed it.
   if (chmod(path.c_str(), static_cast<mode_t>(mode)) != 0 ||
       listen(fd.get(), kBacklog) != 0) {
     return ErrnoStatus(errno, fmt::format("listen on {}", path));

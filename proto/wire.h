@@ -1,4 +1,4 @@
-// One end of a session: packets with file descriptors over SOCK_SEQPACKET.
+// Sends and receives packets with file descriptors over SOCK_SEQPACKET.
 //
 // This is the trust boundary. Everything read is checked here, once, so code
 // above this file sees only packets with all fields in range.
@@ -36,8 +36,8 @@ inline constexpr int kMaxMaps = 64;  // mapped leases in one step report
 inline constexpr int kMaxFds = 253;  // SCM_RIGHTS, unix(7)
 inline constexpr int64_t kMaxMemfdBytes = int64_t{64} << 20;
 inline constexpr size_t kMaxShown = 32;  // device nodes sent with a Hello
-// The first words of the error with which a frozen daemon (daemon/frozen)
-// answers every connection, including administrators'; the reason follows.
+// A frozen daemon (daemon/frozen) answers every connection with an error that
+// begins with these words; the reason follows.
 inline constexpr std::string_view kFrozen = "sluiced is frozen";
 
 struct Message {
@@ -48,7 +48,8 @@ struct Message {
 };
 
 // Returns the newest version that both sides speak. FailedPrecondition names
-// the side to upgrade. A `client.oldest` of 0 means only its newest version.
+// the side to upgrade. If `client.oldest` is 0, the client speaks only
+// `client.newest`.
 absl::StatusOr<uint32_t> AgreeOnProtocol(Protocols client,
                                          Protocols daemon = kProtocols);
 
@@ -62,24 +63,24 @@ absl::Status Send(int socket, const Packet& packet,
 using Discard = std::function<void(UniqueFd)>;
 
 // Returns nullopt if the peer closed the socket. With `flags` = MSG_DONTWAIT,
-// Unavailable means that there is no packet. Without `discard`, surplus
-// descriptors are closed here and lost descriptors are an error; that suits
-// only a trusted peer.
+// Unavailable means that there is no packet. Omit `discard` only for a trusted
+// peer: surplus descriptors are then closed here, and lost descriptors are an
+// error.
 absl::StatusOr<std::optional<Message>> Receive(int socket, int flags = 0,
                                                const Discard& discard = {});
 
 // Checks that every field of a request is in range: names printable and short,
-// sizes below 2^60 (a lease's positive), indices of GPUs and NUMA nodes below
-// 1024, finite times, the right number of fds. InvalidArgument names the first
-// field that is out of range, and the range.
+// sizes below 2^60 (a lease's also above 0), indices of GPUs and NUMA nodes
+// below 1024, finite times, the right number of fds. InvalidArgument names the
+// first field that is out of range, and the range.
 // Unimplemented: this version does not know the request's kind.
 absl::Status CheckRequest(const Message& message);
-// CheckRequest without descriptors, for a client before it sends.
+// Checks only the fields. A client calls it before it sends.
 absl::Status CheckFields(const Request& request);
 // InvalidArgument: a job cannot have this name; the message states why.
 absl::Status CheckJob(const std::string& name);
 
-// CheckRequest must have accepted the report that FromWire converts.
+// FromWire REQUIRES: CheckRequest has accepted the report.
 void ToWire(const ::sluice::StepReport& report, StepReport* out);
 ::sluice::StepReport FromWire(const StepReport& report);
 
@@ -89,17 +90,18 @@ absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
 absl::StatusOr<UniqueFd> Connect(const std::string& path);
 
 // ToMemfd writes bytes to a sealed memfd of at most kMaxMemfdBytes, and
-// FromMemfd checks and reads one. A memfd that passes CheckMemfd can neither
-// block a reader nor change.
+// FromMemfd checks and reads one. The contents of a memfd that passes
+// CheckMemfd cannot change, and reading them does not block.
 absl::StatusOr<UniqueFd> ToMemfd(std::string_view name, std::string_view bytes);
 absl::StatusOr<std::string> FromMemfd(const UniqueFd& fd);
 absl::Status CheckMemfd(const UniqueFd& fd);
 
 // Opens, for reading and writing, the device nodes that a rank sends with its
 // Hello to prove that it may use GPUs, and omits those that cannot be opened.
-// On a simulated node: that of `gpu`, in sim/ beside `socket`. On real GPUs:
-// `node`; or /dev/nvidia0 to 31 if it is empty, because the daemon may number
-// GPUs differently. Each open may wake a GPU, which takes seconds.
+// On a simulated node these are the file of `gpu` in the folder sim/ beside
+// `socket`. On real GPUs they are `node` or, if `node` is empty, /dev/nvidia0
+// to 31, because the daemon may number GPUs differently. Each open may wake a
+// GPU, which takes seconds.
 std::vector<UniqueFd> OpenGpuNodes(const std::string& socket, DeviceIndex gpu,
                                    const std::string& node = "");
 

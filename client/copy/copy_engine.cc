@@ -32,22 +32,21 @@ absl::Status Check(const CopyRequest& request) {
   return absl::OkStatus();
 }
 
-// Measures how long compute waited for tickets: on sim, where the calling
-// thread computes, by the host's clock; on a GPU by the compute stream's, so a
-// wait counts once the stream has passed it. Thread safety: total by any
-// thread, other methods by the compute thread.
+// Measures how long compute waited for tickets. On sim the calling thread
+// computes, so the host's clock measures. On a GPU the compute stream's clock
+// measures, and a wait counts once the stream has passed it. Thread safety:
+// total by any thread, other methods by the compute thread.
 class StallClock {
  public:
   // `compute` is the driver's own compute stream; `driver` outlives the clock.
   StallClock(device::Driver* driver, device::Stream compute)
       : driver_(driver), compute_(compute), timer_(driver) {}
 
-  // Measures waits on this adopted stream from now on.
   void UseStream(device::Stream stream) {
     compute_ = stream;
     on_stream_ = true;
   }
-  // Call them around a wait, whether it is enqueued or blocks.
+  // Call Begin and End around a wait, whether it is enqueued or blocks.
   absl::Status Begin() {
     // Without native streams (sim), the calling thread computes.
     if (!on_stream_) on_stream_ = driver_->NativeStream(compute_).ok();
@@ -64,7 +63,6 @@ class StallClock {
     }
     return absl::OkStatus();
   }
-  // Returns the sum of all waits that have ended.
   absl::Duration total() {
     TakeEnded();
     return absl::Nanoseconds(total_ns_.load());
@@ -185,7 +183,7 @@ absl::Status Engine::StartLanes() {
 }
 
 Engine::~Engine() {
-  // Stops both before joining one, which may wait for a ticket of the other.
+  // Stop both lanes first: joining one may wait for a ticket of the other.
   for (auto& lane : lanes_) {
     if (lane) lane->Stop();
   }

@@ -2,13 +2,13 @@
 // copies in order. Grants limit when copies start, and only tickets order the
 // two directions.
 //
-// To issue a request, the copy stream waits for the events of the `after`
-// tickets; a grant is taken; the copies are enqueued; the ticket's event is
-// recorded. Enqueue issues a request itself if it need not wait; others go to
-// their direction's issuing thread, which issues them in order.
+// Issuing a request makes the copy stream wait for the events of the `after`
+// tickets, takes a grant, enqueues the copies and records the ticket's event.
+// Enqueue issues a request itself if it need not wait; others go to their
+// direction's issuing thread, which issues them in order.
 //
-// Not bare events: CUDA treats an event that was not yet recorded as complete,
-// so a wait enqueued too early would pass silently.
+// Waits take tickets and not bare events, because CUDA treats an event that was
+// not yet recorded as complete: a wait enqueued too early would pass silently.
 // Large pieces are cut into slices, each with its own grant, so that ranks on
 // one link alternate. Small pieces share a grant.
 //
@@ -96,9 +96,9 @@ class CopyEngine {
   virtual ~CopyEngine() = default;  // waits for copies in flight
 
   // Makes the engine treat the work on `native`, a CUstream of this device
-  // (null: its default stream), as compute from now on. It must stay valid
-  // until the next call or outlive the engine. Unimplemented on sim, where the
-  // calling thread computes.
+  // (null: its default stream), as compute from now on. `native` must stay
+  // valid until the next call or the engine's end. Unimplemented on sim, where
+  // the calling thread computes.
   virtual absl::Status UseStream(void* native) = 0;
 
   // Replaces the slacks of all labels, for copies that are enqueued from now

@@ -14,8 +14,8 @@ namespace {
 
 // The kernel's default timer slack would add 50 us to naps of 5 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// How often the lane checks whether a copy that is not issued yet can start,
-// and whether one that owes its grant can. The daemon refills every 2 ms.
+// Intervals of the checks whether a queued copy can start, and whether copies
+// that owe their grants can start. The daemon raises limits every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
@@ -148,7 +148,7 @@ void CopyLane::Run() {
       }
     }
     if (queue_.empty()) return;
-    // Stays valid without the lock: push_back does not move a deque's front.
+    // Valid without the lock, because push_back does not move the front.
     const Item& item = queue_.front();
     lock.Unlock();
     Issue(item, /*granted=*/Bytes(0));
@@ -229,7 +229,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       granted -= size;
       left -= size;
       copied_ += size.count();
-      // Marks the end of a slice; the request's ticket marks the last one's.
+      // Marks the end of a slice. The ticket marks the last slice's end.
       if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
         SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
         SLUICE_RETURN_IF_ERROR(Record(*end));

@@ -60,8 +60,8 @@ class Fault {
 // Records when copies really started and ended.
 //
 // The copy streams' clocks measure the times (kernels/device/stream_timer.h).
-// Not the host's clock: to a host that polls, a short copy seems to take no
-// time, or as long as a nap. No method except Align waits.
+// The host's clock is not used: to a host that polls, a short copy seems to
+// take no time, or as long as a nap. No method except Align waits.
 //
 // Errors: the driver's. After an error in reading times, no more are reported.
 // Thread safety: Begin and End of a direction are called by the thread that
@@ -71,11 +71,11 @@ class CopyTimeline {
   // `streams[0]` copies to the GPU, `streams[1]` to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
-  // Waits for both streams and aligns the host's clock with theirs, which
-  // drift. Call it at the start and where the host has waited for them anyway.
+  // Waits for both streams and aligns the host's clock with their clocks, which
+  // drift. Call it at the start and when the host has waited for both.
   absl::Status Align();
-  // Call them around enqueuing a request's copies. Begin drops a span that has
-  // begun and not ended.
+  // Call Begin and End around enqueuing a request's copies. Begin drops a span
+  // that has begun and not ended.
   absl::Status Begin(device::CopyDirection direction) {
     Lane& lane = LaneOf(direction);
     return lane.timer.Begin(lane.stream);
@@ -156,21 +156,20 @@ class CopyLane {
   };
 
   void Run();
-  // Returns whether grants limit this direction.
   bool IsLimited() const {
     return options_.gate != nullptr && options_.gate->Limits(GrantDirection());
   }
-  // Takes the grant of one slice, or records that of all bytes as owed. Returns
-  // how many of the `size` bytes may be issued, or nullopt if the item waits.
+  // Takes the grant of one slice, or records the grant of all bytes as owed.
+  // Returns how many of the `size` bytes may be issued, or nullopt if the item
+  // waits.
   std::optional<Bytes> GrantNow(const Item& item, Bytes size);
   // Returns false if the limit has no room for the owed grant.
   bool Owe(const CopyRequest& request, Bytes size);
   // Returns whether the request waits for nothing but the link.
   bool CanStart(const CopyRequest& request);
-  // Takes the grants of owed copies that can start.
   void TakeOwed() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Waits until the request owes its grant (returns `size`), or else until it
-  // can start or need not wait any more (returns 0).
+  // Waits until the limit has room for an owed grant (returns `size`), or the
+  // copy can start or need not wait any more (returns 0).
   Bytes AwaitTurn(const CopyRequest& request, Bytes size);
   // Issues the item; its first `granted` bytes already have their grant.
   void Issue(const Item& item, Bytes granted);
@@ -179,7 +178,7 @@ class CopyLane {
   // Returns whether all tickets of other streams are reached.
   bool AreReached(const std::vector<Ticket>& after) const;
   void TellDue(const Item& item, Bytes size);
-  // `left`: the bytes of all pieces. `timed`: begins the timeline's span.
+  // `left` is the size of all pieces. If `timed`, begins the timeline's span.
   absl::Status CopyPieces(const CopyRequest& request, Bytes left, Bytes granted,
                           bool timed);
   int GrantDirection() const {

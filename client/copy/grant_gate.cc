@@ -11,7 +11,7 @@
 namespace sluice::client {
 namespace {
 
-// The daemon refills every 2 ms; a nap is a twentieth of that.
+// The daemon raises limits every 2 ms; a nap is a twentieth of that.
 constexpr std::chrono::microseconds kNap{100};
 
 }  // namespace

@@ -67,7 +67,7 @@ class GrantGate {
     return limit < now || limit - now < kGrantFar;
   }
 
-  // States until ForgetDue that the next `size` bytes taken of `direction` are
+  // States until ForgetDue that the next `size` bytes taken in `direction` are
   // one copy, which compute needs at `due` (by this gate's clock). The daemon
   // first lends bandwidth to copies that would be late with a fair share.
   void TellDue(int direction, Bytes size, absl::Time due);
@@ -100,7 +100,7 @@ class GrantGate {
   // Forgives the bytes by which a copy that ends at `end` exceeds the limit.
   void Forgive(int direction, uint64_t end);
   int64_t NowNs() const { return absl::ToUnixNanos(clock_->Now()); }
-  // Reserves time at that rate; returns when the bytes may start, in ns.
+  // Reserves time for the bytes; returns when their copy may start, in ns.
   int64_t Book(int direction, uint64_t bytes, double bytes_per_second);
 
   const GrantLimits* limits_;

@@ -2,10 +2,10 @@
 // link carries and those that wait behind it. Internal to the copy engine, for
 // lanes with a limit (GrantGate::Limits).
 //
-// At least two: one copy runs and one follows it. Two are too few if both end
-// before the host looks again: on an H100 with slices of 83 us they reached
+// The limit is at least two: one copy runs and one follows it. Two are too few
+// if both end before the host looks again: on an H100, slices of 83 us reached
 // half of the link's speed. So a nap in which all granted copies ended doubles
-// the number, and kCalm waits without such a nap halve it. Thread safety: one
+// the limit, and kCalm waits without such a nap halve it. Thread safety: one
 // thread at a time, the one that issues for the lane.
 #pragma once
 
@@ -34,7 +34,6 @@ class GrantedAhead {
       Nap nap = [](auto time) { std::this_thread::sleep_for(time); })
       : nap_(std::move(nap)) {}
 
-  // Returns whether a grant may be taken now.
   bool HasRoom() {
     while (!running_.empty() && running_.front().done()) running_.pop_front();
     return running_.size() < most_;
@@ -61,7 +60,7 @@ class GrantedAhead {
     }
     calm_ = 0;
   }
-  // Adds a granted copy; `end` is reached when it has ended.
+  // Adds a granted copy; `end` is reached when the copy has ended.
   void Add(Ticket end) { running_.push_back(std::move(end)); }
 
  private:

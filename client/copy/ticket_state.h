@@ -13,8 +13,8 @@
 namespace sluice::client {
 
 // A pool of events, each reused once its ticket is destroyed. Waits that are
-// still queued then are unaffected: a wait refers to the recording before it.
-// Thread safety: thread-safe.
+// still queued are unaffected, because a wait refers to the last recording
+// before it. Thread safety: thread-safe.
 class EventPool {
  public:
   explicit EventPool(device::Driver* driver) : driver_(driver) {}

@@ -13,9 +13,9 @@ namespace sluice::client {
 // Thread safety: one thread at a time.
 class TicketTable {
  public:
-  // Drops at most two, which keeps pace with additions. Call it before a mark
-  // of compute, so that every dropped ticket precedes the mark, even for a copy
-  // that names both and is issued by another thread.
+  // Drops at most two reached tickets, which keeps pace with additions. Call it
+  // before a mark of compute, so that a copy after the mark also runs after the
+  // dropped tickets.
   void DropReached() {
     for (int i = 0; i < 2 && !open_.empty() && open_.front().done(); ++i) {
       open_.pop_front();

@@ -61,7 +61,7 @@ void NoteWhatIsHidden(const Flags& flags) {
       stderr);
 }
 
-// Formats the snapshot, or with --json its parts `keys`.
+// Returns the snapshot as text, or with --json its parts `keys`.
 absl::StatusOr<std::string> Snapshot(const Flags& flags, Renderer render,
                                      const std::vector<std::string>& keys) {
   SLUICE_ASSIGN_OR_RETURN(const std::string json, SnapshotJson(flags));
@@ -117,8 +117,8 @@ std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
 
-// Lists processes without a session that still have memory, after at most a
-// second in which the memory of ended processes returns.
+// Lists processes without a session that still hold memory. Waits at most a
+// second for memory of ended processes to return.
 std::string StillHeld(const Flags& flags) {
   for (int i = 0; i < 10; ++i) {
     bool returning = false;
@@ -160,7 +160,7 @@ class Interrupts {
   }
   Interrupts(const Interrupts&) = delete;
 
-  // Returns false if a signal or q came; true early if another key was pressed.
+  // Returns false if a signal or q came. Another key ends the wait early.
   bool Wait(absl::Duration time) {
     pollfd readable[] = {{.fd = fd_.get(), .events = POLLIN, .revents = 0},
                          {.fd = reads_keys_ ? STDIN_FILENO : -1,

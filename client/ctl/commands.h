@@ -1,4 +1,3 @@
-// The commands of sluicectl.
 #pragma once
 
 #include <cstdint>
@@ -48,9 +47,9 @@ using Command = absl::StatusOr<std::string>(const Flags& flags);
 Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;
 Command WriteBundle, Measure, Forget, ChangeBudget, ReserveMemory, EvictJob,
     DrainNode, UndrainNode;
-// These print by themselves, until Ctrl-C, also that a daemon has disappeared;
-// they return an error only if the first query failed. They handle SIGINT and
-// SIGTERM: call them before other threads start.
+// These print until Ctrl-C, also while the daemon is gone, and return an error
+// only if the first query fails. They handle SIGINT and SIGTERM, so call them
+// before other threads start.
 Command ShowTop, ShowEvents;
 // Prints, and returns 1 if the doctor found a problem.
 int ShowDoctor(const Flags& flags);

@@ -1,4 +1,4 @@
-// sluicectl: queries and administers the node's daemon. Flags only.
+// sluicectl: queries and administers the node's daemon. Defines the flags.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
@@ -144,7 +144,6 @@ constexpr const char* kEvictExamples = R"(Examples:
   sluicectl evict tune --reason "the node is drained"
   sluicectl evict tune --user alice --kill)";
 
-// Returns the exit status.
 int Print(const absl::StatusOr<std::string>& text) {
   if (text.ok()) {
     std::fputs(text->c_str(), stdout);
@@ -177,7 +176,7 @@ class CommandLine {
   int Run(int argc, char** argv) {
     std::vector<std::string> words(argv + 1, argv + argc);
     auto done = cli::Parse(app_, words);
-    // --json before the command: pass it to the command, which defines it
+    // Move --json behind the command, which defines it.
     if (done.ok() && json_is_first_) {
       words.erase(std::ranges::find(words, "--json"));
       words.push_back("--json");
@@ -202,7 +201,7 @@ class CommandLine {
 
   void Choose(CLI::App* command, Runner run) {
     command->fallthrough();
-    // The parent command's callback runs last.
+    // The parent command's callback runs last, and must not replace the choice.
     command->callback([this, run = std::move(run)] {
       if (!chosen_) chosen_ = run;
     });

@@ -38,7 +38,7 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // A resource other than memory ran out in the daemon's process.
+  // A resource that ran out and is not memory is one of the daemon's process.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -102,8 +102,8 @@ absl::Status Connection::Gone() const {
       gone_shortage_);
 }
 
-// Waits for room without send_mutex_, so that Post, which the receiving thread
-// calls too, is not delayed.
+// Waits for room without send_mutex_, so that Post is not delayed on the
+// receiving thread.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -133,7 +133,7 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Waits until `end`, but longer while progress comes once per `timeout`.
+// Waits until `end`, or longer if progress comes at least once per `timeout`.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -224,7 +224,7 @@ void Connection::OnReply(wire::Message message) {
 void Connection::OnGeneration(const wire::Packet& packet) {
   const MutexLock lock(mutex_);
   const uint64_t generation = packet.generation();
-  // The first packet says so if a daemon died before it answered the Hello.
+  // The first packet is TakenOver if a daemon died before it answered Hello.
   const bool taken_over = packet.event().has_taken_over();
   if (generation != 0 && generation != generation_) {
     if (generation_ != 0 || taken_over) calls_.Restart();
@@ -244,7 +244,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // Not reported if this side closed the session, or none was open yet.
+    // on_gone_ is not called if this side closed the session, or none was open.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();

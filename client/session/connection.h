@@ -34,14 +34,14 @@
 
 namespace sluice::client {
 
-// Requests of a session that have no whole answer yet, kept to be sent again to
-// a daemon that took over from one that died.
+// The requests of a session that have no whole answer yet. They are sent again
+// to a daemon that takes over the session.
 //
 // Each request is executed once: the daemon remembers the ids that it answered
 // until a later request states that the answers have arrived (answered_up_to).
 // So a second answer equals the first and is ignored. Only a lease granted to
-// an abandoned request has no owner; it is given back. Thread safety: none; the
-// connection locks.
+// an abandoned request has no owner; it is given back. Thread safety: none;
+// Connection guards it with a mutex.
 class PendingCalls {
  public:
   enum class Waits { kCaller, kNobody };
@@ -68,7 +68,7 @@ class PendingCalls {
   }
 
   // Adds a packet of an answer to its request. Returns a lease that is now
-  // granted to an abandoned request; it must be given back.
+  // granted to an abandoned request, so that the caller gives it back.
   std::optional<uint64_t> Answer(wire::Message message);
   bool complete(uint64_t id) const {
     const Call* call = FindOrNull(calls_, id);
@@ -125,7 +125,6 @@ class PendingCalls {
 
 class Connection {
  public:
-  // Receives an Event with its descriptors.
   using EventHandler = std::function<void(wire::Message)>;
   // Called last, when the daemon closes the session after at least one packet.
   using GoneHandler = std::function<void(const std::string& reason)>;
@@ -160,7 +159,6 @@ class Connection {
   // Call it if systemd or a keeper holds the socket when the daemon dies.
   void SetKept() { kept_ = true; }
 
-  // Returns whether a request of this kind has no answer yet.
   bool Awaits(wire::Request::BodyCase kind) {
     const MutexLock lock(mutex_);
     return calls_.Awaits(kind);

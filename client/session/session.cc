@@ -31,7 +31,7 @@ namespace {
 
 using Kind = SessionEvent::Kind;
 
-// Free's answer is awaited so long, so that the next lease finds the memory.
+// How long to wait for Free's answer, so that the next lease finds the memory.
 constexpr absl::Duration kFreeTimeout = absl::Seconds(5);
 // The wire's field has 32 bits of milliseconds.
 constexpr absl::Duration kMostLeaseWait = absl::Hours(24 * 40);
@@ -43,8 +43,8 @@ absl::Status WhyNoPlan(const wire::PlanFailed& failed) {
   return failed.peer_left() ? CausedByPeer(std::move(why)) : why;
 }
 
-// Maps a shared page of grants until the pointer's last copy ends. A forked
-// child does not inherit it. InvalidArgument: the file is too small.
+// Maps a shared page of grants, which the last copy of the pointer unmaps. A
+// forked child does not inherit it. InvalidArgument: the file is too small.
 absl::StatusOr<std::shared_ptr<void>> MapPage(const UniqueFd& fd, size_t size,
                                               int protection) {
   struct stat info;
@@ -108,7 +108,6 @@ class PlanInbox {
     }
     changed_.NotifyAll();
   }
-  // DeadlineExceeded: `timeout` passed.
   PlanOr Await(absl::Duration timeout) {
     const auto deadline = CondVar::Deadline(timeout);
     const MutexLock lock(mutex_);
@@ -120,7 +119,6 @@ class PlanInbox {
         FormatSpan(timeout)));
   }
 
-  // Keeps the newest changed plan.
   void PutChanged(plan::NodePlan plan) {
     auto shared = std::make_shared<const plan::NodePlan>(std::move(plan));
     const MutexLock lock(mutex_);
@@ -155,12 +153,12 @@ class LeasedRegion final : public Region {
     for (const LeaseId lease : leases_) {
       wire::Request request;
       request.mutable_free()->set_lease_id(lease.value());
-      // An error does not matter: without a daemon the lease has ended.
+      // After an error there is no daemon, and the lease has ended.
       connection_->Call(request, {}, kFreeTimeout).status().IgnoreError();
     }
   }
 
-  // From here on the region frees the lease, also after errors.
+  // Makes the region free the lease on destruction, also after errors.
   void Add(LeaseId lease, std::vector<Extent> extents) {
     leases_.push_back(lease);
     std::move(extents.begin(), extents.end(), std::back_inserter(extents_));
@@ -259,11 +257,11 @@ class SessionImpl final : public Session {
     request.mutable_gpu_use()->set_used_bytes(seen.used.size());
     return request;
   }
-  // Waits for the profile's plan, also from a daemon that took over.
+  // Submits the profile and waits for its plan, even if a daemon takes over.
   absl::StatusOr<plan::NodePlan> AskForPlan(plan::RankProfile profile,
                                             absl::Duration timeout);
-  // A profile without a reply is sent again; the plan that the new daemon
-  // states then belongs to an earlier profile and is ignored.
+  // Ignores the plan if a profile has no reply yet: the plan is that of an
+  // earlier profile, and the connection sends the profile again.
   void OnTakenOver(const wire::Message& message) {
     const wire::TakenOver& told = message.packet.event().taken_over();
     if (shared_gate_ == nullptr) return;  // as in OnChanged
@@ -288,7 +286,7 @@ class SessionImpl final : public Session {
   std::shared_ptr<device::Driver> driver_;
   std::shared_ptr<void> limit_page_, use_page_;  // mapped while the gate lives
   std::unique_ptr<GrantGate> gate_;
-  // The gate for the receiving thread, which may run before the gate exists.
+  // The gate for the receiving thread; null until Start has made the gate.
   std::atomic<GrantGate*> shared_gate_{nullptr};
   std::atomic<bool> gone_{false};
   EventRelay relay_;
@@ -320,7 +318,7 @@ absl::Status SessionImpl::Start() {
   const std::vector<wire::Message>& reply = greeted.answer;
   SLUICE_ASSIGN_OR_RETURN(welcome_, ReadWelcome(reply[0], options_.gpu));
   if (welcome_.kept) connection_->SetKept();
-  // With several local ranks, another one may need this memory or count it.
+  // With several local ranks, other ranks may need this memory or count it too.
   if (options_.local_ranks == 1) {
     welcome_.limits.host_free += welcome_.borrowable;
   }
@@ -373,7 +371,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
   lease->set_kind(gpu ? wire::Lease::GPU : wire::Lease::HOST);
   lease->set_ordinal(static_cast<uint32_t>(where.ordinal));
   lease->set_bytes(size.size());
-  // Rounded up: less than a millisecond is still a wait.
+  // Rounded up, so that less than a millisecond is still a wait.
   lease->set_wait_ms(static_cast<uint32_t>(
       absl::ToInt64Milliseconds(absl::Ceil(most, absl::Milliseconds(1)))));
   SLUICE_ASSIGN_OR_RETURN(
@@ -420,13 +418,13 @@ absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
   return refused;
 }
 
-// Without this message a lease could take the memory of this process's context,
-// which the daemon has not measured yet. On sim there is no such memory.
+// Without GpuUse a lease could take the memory of this process's context, which
+// the daemon has not measured yet. On sim there is no such memory.
 absl::Status SessionImpl::MeasureOutside() {
   if (IsSimulated(welcome_.limits.driver)) return absl::OkStatus();
   SLUICE_ASSIGN_OR_RETURN(const wire::Request request, UseOfGpu());
   const auto reply = connection_->Call(request);
-  // An older daemon notices the bytes by itself, half a second later.
+  // An older daemon does not know GpuUse and measures within half a second.
   if (absl::IsUnimplemented(reply.status())) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(reply.status());
   const wire::Noted& noted = reply->front().packet.reply().noted();
@@ -472,7 +470,7 @@ absl::StatusOr<plan::NodePlan> SessionImpl::AskForPlan(
 absl::Status SessionImpl::Report(const StepReport& report) {
   StepReport numbered = report;
   numbered.totals = {};
-  // A bad figure is refused here, because in the sums it would stay.
+  // A bad figure is refused here, because it would stay in the sums.
   wire::Request request;
   wire::StepReport* out = request.mutable_step_report();
   wire::ToWire(numbered, out);
@@ -528,7 +526,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
   }
 }
 
-// Offers the plan to the rank, or answers "not taken", as the daemon awaits it.
+// Offers the plan to the rank, or answers "not taken" in its place.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
@@ -543,7 +541,7 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// Finds the daemon's GPU by UUID, or by number if no UUID is set; sets both.
+// Finds the daemon's GPU by UUID or, if that is empty, by number. Sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;

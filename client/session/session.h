@@ -29,12 +29,12 @@ struct SessionOptions {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  // Used instead of `gpu` if set; CUDA_VISIBLE_DEVICES does not change it.
+  // Used instead of `gpu` if set. CUDA_VISIBLE_DEVICES does not affect a UUID.
   std::string gpu_uuid;
-  // How long a lease may wait for memory; zero: it is refused at once. Leases
-  // are served in order, but smaller ones may pass in the first half of the
-  // wait. The daemon's longest_wait_s and number of waiting leases are upper
-  // limits. DeadlineExceeded names the first lease in the queue.
+  // How long a lease may wait for memory; zero: not at all. Leases are served
+  // in order, but smaller ones may pass in the first half of the wait. The
+  // daemon's longest_wait_s and number of waiting leases are upper limits.
+  // DeadlineExceeded names the first lease in the queue.
   absl::Duration lease_wait = absl::ZeroDuration();
   // How long the daemon may be silent about a lease. The progress that it sends
   // while it makes memory restarts this time.
@@ -43,8 +43,9 @@ struct SessionOptions {
   bool takes_changes = true;
 };
 
-// One or more leases, mapped as one range; unmapped and freed on destruction.
-// May outlive its session; the session's end gives the leases back.
+// One or more leases, mapped as one range. The destructor unmaps and frees
+// them. A region may outlive its session; the session's end gives the leases
+// back.
 class Region {
  public:
   virtual ~Region() = default;
@@ -64,7 +65,7 @@ struct SessionEvent {
   std::string detail;
 };
 
-// The node's limits at Open. MeasureOutside updates those of the GPU.
+// The node's limits at Open. MeasureOutside updates the GPU's limits.
 struct NodeLimits {
   std::string driver;  // "sim", "cuda"
   // The session's GPU as this process (CUDA_VISIBLE_DEVICES) numbers it.
@@ -97,7 +98,7 @@ class Session {
   // what remains. Does nothing on sim.
   virtual absl::Status MeasureOutside() = 0;
 
-  // Lease `size`, rounded up to limits().granularity. A host lease may be
+  // Leases `size`, rounded up to limits().granularity. A host lease may be
   // larger by less than an extent, and takes from other NUMA nodes what the
   // GPU's node lacks. ResourceExhausted: over budget or the pool is empty.
   // Unavailable: the daemon is gone. `wait` replaces the options' lease_wait.
@@ -116,8 +117,8 @@ class Session {
                                               absl::Duration timeout) = 0;
 
   // Returns the newest unanswered plan that the daemon made because the set of
-  // jobs changed, or null. Only its fractions count: a rank that takes it at a
-  // step boundary records again and calls Plan with a settled profile.
+  // jobs changed, or null. A rank that takes the plan's fractions, at a step
+  // boundary, records a step with them and calls Plan with a settled profile.
   virtual std::shared_ptr<const plan::NodePlan> ChangedPlan() = 0;
   // Answers a changed plan; does not wait. The daemon awaits the answer, so a
   // rank that never calls ChangedPlan must set `takes_changes` to false. `note`
@@ -125,9 +126,9 @@ class Session {
   virtual absl::Status AnswerChange(PlanId plan, bool taken,
                                     const std::string& note) = 0;
 
-  // Reports a step; does not wait. Unavailable, ResourceExhausted: not sent;
-  // the next report includes its counts. InvalidArgument: a figure is
-  // impossible; nothing is counted.
+  // Reports a step; does not wait. Unavailable, ResourceExhausted: the report
+  // is not sent, and the next one includes its counts. InvalidArgument: a
+  // figure is impossible; nothing is counted.
   virtual absl::Status Report(const StepReport& report) = 0;
 
   // Sets the handler, which runs on the session's own thread and must not call
@@ -142,7 +143,7 @@ struct GpuState {
   std::string uuid;
   NumaIndex numa;
   Bytes total, leased;  // excluding memory held outside leases
-  // Includes what the process of a dead job still holds, which will be freed.
+  // Includes memory that processes of ended sessions still hold.
   Bytes available() const { return total - leased; }
 };
 // Asks the daemon as an observer for the GPUs of its node. Errors are those of

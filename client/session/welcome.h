@@ -22,7 +22,7 @@ struct Welcome {
   int grant_slot = 0;
 };
 
-// Returns the most bytes of a GPU's pool that leases may have in total.
+// Returns the bytes of a GPU's pool that leases may have in total.
 Bytes LeasableOf(const wire::Pool& pool);
 void SetGpuPool(const wire::Pool& pool, NodeLimits& limits);
 
@@ -44,7 +44,6 @@ absl::Status CheckHostMemory(const device::Driver& driver,
 absl::StatusOr<DeviceIndex> FindDevice(device::Driver& driver,
                                        const Welcome& welcome);
 
-// Reads a plan from a sealed memfd.
 absl::StatusOr<plan::NodePlan> ReadPlan(const UniqueFd& memfd);
 
 }  // namespace sluice::client

@@ -22,16 +22,15 @@ struct BannerFacts {
   RunOptions options;
   std::string attention;  // the kernel
   int ranks = 1;
-  std::string cut;  // why these settings; empty: the user gave them
+  std::string cut;  // reason for the settings; empty: the user gave them
   std::vector<plan::ClassPlan> classes;    // empty: a baseline
   std::optional<stream::StepPrice> price;  // of one sequence
-  // This rank:
-  std::string gpu;  // "GPU 0"
+  std::string gpu;                         // "GPU 0"
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
   std::optional<Bytes> transient;  // planned; unset: not known yet
   Bytes host, host_limit;          // both 0: the method needs none
-  // Of a calibrated step; 0: not known before the first step.
+  // Times of a calibrated step; 0 if they are not known before the first step.
   double compute_s = 0, copy_s = 0;
 };
 
@@ -41,13 +40,13 @@ std::vector<std::string> Banner(const BannerFacts& facts);
 
 // Returns the seconds of a step's segments (one sequence).
 double ComputeSeconds(const plan::RankProfile& profile);
-// Returns the seconds of a step's slower copy direction (speed 0: unlimited).
+// Returns the seconds of a step's slower copy direction; speed 0: unlimited.
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
                    double h2d_bytes_per_second, double d2h_bytes_per_second);
 
-// Tells the watch which parts a step has and how long it should take.
+// Tells the watch which parts a step has and how long a step should take.
 void ExpectSteps(const StepperContext& context, const Stepper& stepper);
-// Prints the banner on rank 0. `cut` as BannerFacts::cut.
+// Prints the banner on rank 0. `cut`: BannerFacts::cut.
 void Announce(const StepperContext& context, const Stepper& stepper,
               const std::string& cut);
 

@@ -65,8 +65,8 @@ absl::StatusOr<int> Main(const std::vector<std::string>& arguments) {
         parsed.options.command == Command::kCheck ? "check" : "--private");
   }
   if (ours) DieWithParent(environment.launcher_pid);
-  // Gloo writes to its sockets without MSG_NOSIGNAL: a write to a dead peer
-  // must be an error that names the peer, and not this rank's death.
+  // Gloo writes to its sockets without MSG_NOSIGNAL. A write to a dead peer
+  // must return an error that names the peer, and not end this rank.
   std::signal(SIGPIPE, SIG_IGN);
   runtime::ChooseWorkspaceSize();
   runtime::DisableNcclWatchdog();

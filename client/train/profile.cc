@@ -29,8 +29,8 @@
 namespace sluice::train {
 namespace {
 
-// The heads over which attention is measured: a model's, and narrow ones, which
-// are slower on a GPU (planner/train/hardware.h).
+// The head dimensions over which attention is measured: a usual one, and a
+// narrow one, which is slower on a GPU (planner/train/hardware.h).
 constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
 // A rank's figures by name, or averages over ranks: FLOPs per second of
@@ -51,7 +51,7 @@ class Machine {
   explicit Machine(runtime::RankMemory& memory)
       : memory_(memory), timer_(&memory.session().driver()) {}
 
-  // On a GPU, makes torch allocate from the memory, and its stream the clock.
+  // On a GPU, makes torch allocate from `memory`, and times by torch's stream.
   absl::Status Begin() {
     if (!real()) return absl::OkStatus();
     SLUICE_RETURN_IF_ERROR(memory_.Arm());
@@ -66,7 +66,7 @@ class Machine {
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
   std::string attention() const { return memory_.KernelName(type(), kHeadDim); }
-  // Half of the memory is for what kernels need besides their operands.
+  // Kernels may need half of the memory besides their operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 
   int64_t element_bytes() const {
@@ -117,8 +117,8 @@ absl::StatusOr<Run> Machine::Time(double work,
   return Run{work, *median};
 }
 
-// The sizes measured first: large enough that no CPU kernel is dominated by its
-// start, and small enough that everything takes seconds on one core.
+// The first sizes are so large that a CPU kernel's start does not dominate, and
+// so small that the profile takes seconds on one core.
 constexpr int64_t kSide = 1024;  // of the square matmul
 // The size of an attention block. A GPU gets as many heads as in a run, because
 // a few heads would leave part of it idle.
@@ -237,9 +237,8 @@ constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // copies in a row
 constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
 
-// Times several copies in a row, as a step's are, from the moment when compute
-// requests them until compute may go on. The time of a single copy would mostly
-// be the time until the host may start it.
+// Times several copies in a row, as in a step, from their request until compute
+// may continue. A single copy's time would mostly be the wait for its start.
 absl::StatusOr<Run> Copies(Machine& machine, client::CopyEngine& engine,
                            std::byte* host, std::byte* device, Bytes size,
                            device::CopyDirection direction) {
@@ -314,9 +313,9 @@ absl::StatusOr<Run> Exchange(Machine& machine,
   return run;
 }
 
-// Measures at the first size that takes every rank long enough, or the last
-// that fits on all, and returns the bytes of each rank. All ranks use one size;
-// otherwise they would wait for each other.
+// Measures at the first size that takes every rank long enough, or at the last
+// that fits on all ranks. Returns the bytes of each rank, which are equal,
+// because all ranks take part in an all-to-all.
 absl::StatusOr<Bytes> MeasureExchange(Machine& machine,
                                       runtime::Collectives& collectives,
                                       Figures& m) {
@@ -344,7 +343,7 @@ absl::Status Average(runtime::Collectives& collectives, Figures& m) {
   return absl::OkStatus();
 }
 
-// `exchanged`: the bytes of each rank in the all-to-all.
+// `exchanged` is the bytes of each rank in the all-to-all.
 std::string Toml(const Machine& machine, const Figures& m, Bytes exchanged,
                  int64_t gpus, int ranks, int threads) {
   double peak = 0;

@@ -112,9 +112,10 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   return opened_memory;
 }
 
-// Collectives that tell the rank's watch when they begin and end, so that the
-// watchdog can distinguish a waiting rank from the rank that it waits for.
-// `real` passes tensors of other devices to a WatchedCollectives of their own.
+// Tells the rank's watch when collectives begin and end, so that the watchdog
+// can distinguish a waiting rank from the rank that it waits for. Does not
+// report tensors of other devices, which `real` passes to another
+// WatchedCollectives.
 class WatchedCollectives final : public runtime::Collectives {
  public:
   // `watch` outlives this.
@@ -155,7 +156,7 @@ class WatchedCollectives final : public runtime::Collectives {
   void Abort(const std::string& why) override { real_->Abort(why); }
 
  private:
-  // An undefined `of`: the operation is the CPU's.
+  // If `of` is undefined, the operation runs on the CPU.
   absl::Status Watch(const char* what, const at::Tensor& of, auto call,
                      auto&... arguments) {
     const at::DeviceType type = of.defined() ? of.device().type() : at::kCPU;
@@ -235,7 +236,7 @@ class RankRun {
         .hbm();
   }
 
-  // Called before allocating, because no shorter sequence makes states smaller.
+  // Checks before allocating that the states fit.
   absl::Status CheckStates(Bytes memory) const {
     if (options_.command != Command::kTrain) return absl::OkStatus();
     const Bytes states = StatesIn(report_.states);
@@ -253,8 +254,8 @@ class RankRun {
                     helps ? "--optimizer-states host, " : "")));
   }
 
-  // All ranks have one place, because it decides the order of their
-  // collectives.
+  // Chooses one place for the states of all ranks, because the place decides
+  // the order of their collectives.
   absl::Status PlaceStates(const StepperContext& context) {
     const Bytes memory = context.memory->size();
     report_.states =
@@ -327,8 +328,8 @@ class RankRun {
 
   // `ranks` has the options that connected `host`, which is null for one rank.
   //
-  // A rank that waits in NCCL for a dead peer is woken only by an abort. After
-  // this rank's own failure NCCL's shutdown would wait for the other ranks.
+  // Aborts collectives after a failure, because a rank that waits in NCCL for a
+  // dead peer does not wake, and NCCL's shutdown waits for the other ranks.
   absl::Status WithMemory(runtime::Collectives::Options ranks,
                           runtime::Collectives* host) {
     auto memory = OpenMemory(options_, environment_);
@@ -381,7 +382,7 @@ class RankRun {
         .world_size = environment_.world_size,
         .master_addr = environment_.master_addr,
         .master_port = environment_.master_port,
-        // Ends only delays that the watchdog does not see.
+        // The timeout ends only delays that the watchdog does not see.
         .timeout_s = CollectiveTimeout(options_.end_after),
         .master_listen_fd = environment_.master_listen_fd};
     if (environment_.world_size > 1) {
@@ -394,7 +395,7 @@ class RankRun {
     return WithMemory(c, host.get());
   }
 
-  // Used without our launcher, when the ranks may be on several nodes.
+  // Connects line_. Without our launcher, ranks may be on several nodes.
   absl::Status OpenLine(runtime::Collectives& host) {
     const auto died = [this](const std::string& what) {
       watch_.PeerDied(what);
@@ -474,11 +475,11 @@ class RankRun {
   const RankEnvironment& environment_;
   RunReport report_;
   CheckReport check_;
-  std::string machine_;               // profile: the TOML
-  std::atomic<bool> telling_{false};  // one thread writes the result
+  std::string machine_;               // MeasureMachine's TOML
+  std::atomic<bool> telling_{false};  // set by the result's writer
   RankWatch progress_;
   PeerWatch watch_;
-  std::unique_ptr<PeerLine> line_;  // after OpenLine
+  std::unique_ptr<PeerLine> line_;  // null before OpenLine
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Runs one rank, from its session to its result, and the commands that it runs.
-// Thread safety: one thread. All ranks make the same calls together.
+// Runs one rank, from its session to its result. Thread safety: one thread. All
+// ranks make the same calls together.
 #pragma once
 
 #include <memory>
@@ -21,19 +21,20 @@ struct StepperContext;
 int RunRank(const RunOptions& options, const RankEnvironment& environment);
 
 // Trains or probes (trainer.cc). `report` is updated during the run, so that it
-// is right however the run ends.
+// is complete even if the run fails.
 absl::Status Train(const StepperContext& context, RunReport* report);
 
-// Returns rank `root`'s text, cut to 999 bytes. Null `collectives`: one rank.
+// Returns rank `root`'s text, cut to 999 bytes. `collectives` is null if there
+// is one rank.
 absl::StatusOr<std::string> ShareText(runtime::Collectives* collectives,
                                       const std::string& text, int root);
-// Replaces this rank's `fault` by that of the first rank that failed. An error
-// means a lost peer.
+// Replaces `fault` by the fault of the lowest rank that failed. An error means
+// a lost peer.
 absl::Status ShareFault(runtime::Collectives* collectives, absl::Status& fault);
 
 // Measures what the cost model needs to know of a machine (profile.cc), and
 // writes it to `toml`, equal on all ranks, as planner/train's hardware profile.
-// Null `collectives`: one rank.
+// `collectives` is null if there is one rank.
 absl::Status MeasureMachine(const RunOptions& options,
                             runtime::RankMemory& memory,
                             runtime::Collectives* collectives,

@@ -42,7 +42,7 @@ struct SaveReport {
 };
 
 struct RunReport {
-  std::string run;  // its id
+  std::string run;  // the run's id
   std::string method;
   std::string attention;  // the kernel; empty if the run failed too early
   int64_t seq_len = 0;
@@ -57,10 +57,10 @@ struct RunReport {
   double alpha = 0;  // of this rank
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // unset for a baseline
-  std::optional<stream::StepPrice> price;    // of one sequence; as settings
+  std::optional<stream::StepPrice> price;    // of one sequence, as settings
   std::string settings_why;                  // empty: the user gave them
-  stream::StatePlace states = stream::StatePlace::kHbm;  // the optimizer's
-  std::string states_why;  // empty: given, or in HBM
+  stream::StatePlace states = stream::StatePlace::kHbm;  // optimizer states
+  std::string states_why;  // reason for kHost; empty: the user chose it
   runtime::PlanSummary plan;
   std::vector<runtime::PlanChangeRecord> plan_changes;
   SaveReport saves;
@@ -98,9 +98,9 @@ struct StepMetrics {
   }
 };
 
-// A file of one JSON object per line. Lines that a full disk refuses wait and
-// are written before the next one, so no line stays cut in two, and none is
-// lost while fewer than 1 MiB of lines wait. A full disk does not end a run.
+// A file of one JSON object per line. If the disk is full, lines wait and are
+// written before the next one. So no line stays cut in two, and none is lost
+// while fewer than 1 MiB wait. A full disk does not end a run.
 class JsonlFile {
  public:
   // Appends to an existing file, because a resumed run goes on in the same log.
@@ -119,7 +119,7 @@ class JsonlFile {
 
   std::string path_;
   UniqueFd fd_;
-  std::string text_;  // waiting lines, all whole but the first
+  std::string text_;  // waiting lines; the first may be partly written
   int64_t waiting_ = 0;
   int64_t lost_ = 0;
   bool failing_ = false;
@@ -158,7 +158,7 @@ struct NonFinite {
   int64_t first_step = 1;  // of this invocation
   double loss = 0, norm = 0, lr = 0;
   std::string weight;    // FirstNonFinite of the weights before the update
-  std::string gradient;  // of this rank's gradients
+  std::string gradient;  // FirstNonFinite of this rank's gradients
   bool resumed = false;
 };
 // Formats "step 7: the loss is nan and the gradient norm nan (lr 0.001, fp32);

@@ -2,10 +2,10 @@
 //
 // A step is batch x accumulate sequences, one after the other: a streamed
 // sequence fills the rings by itself, so batching rows of several would gain
-// nothing. Their gradients add up, divided by the number of labels of all of
-// them. The update may end in the next step's forward (adamw.h); a save, a new
-// plan and the run's end wait for it. Every decision that all ranks must share
-// (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
+// nothing. Their gradients add up, divided by the number of labels of all
+// sequences. The update may end in the next step's forward (adamw.h); a save, a
+// new plan and the run's end wait for it. Every decision that all ranks must
+// share (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -56,7 +56,6 @@ class Trainer {
   }
 
  private:
-  // One step's sums over the ranks.
   struct Sums {
     double loss = 0;
     Bytes host;
@@ -245,7 +244,7 @@ class Trainer {
       const auto [keep, swap] = runs->second;
       c.fractions = {keep, swap, 1 - keep - swap};
     }
-    for (const auto& [name, f] : fractions) {  // scratch is in no plan
+    for (const auto& [name, f] : fractions) {  // no plan has scratch classes
       const stream::ClassTraits& c = *stream::FindClass(name);
       if (c.life != stream::Life::kScratch || !HasClass(*o.order, c.which)) {
         continue;
@@ -255,7 +254,7 @@ class Trainer {
     }
   }
 
-  // Checks that the outputs at the run's end can be written.
+  // Opens the log, and checks that outputs can be written at the run's end.
   absl::Status PrepareOutputs() {
     const RunOptions& o = *context_.options;
     if (context_.environment->rank != 0 || o.probe) return absl::OkStatus();
@@ -342,7 +341,7 @@ class Trainer {
     const runtime::HostScope host("sums of a step");
     const int world = context_.environment->world_size;
     const int rank = context_.environment->rank;
-    // Each rank has slots of its own, so that a sum gives a maximum or a list.
+    // Each rank has slots of its own, so that the sum holds every rank's value.
     at::Tensor sums = at::zeros({4 + 3 * world}, runtime::OnHost(at::kDouble));
     double* values = sums.data_ptr<double>();
     values[0] = own.loss_sum;
@@ -472,7 +471,7 @@ class Trainer {
         context_.options->sequences();
     step.loss = m.loss;
     step.plan_mismatches = m.plan_mismatches - mismatches_before_;
-    // A missing daemon costs a report, never a step.
+    // Without a daemon the report is dropped, and training continues.
     context_.memory->session().Report(step).IgnoreError();
     if (log_ == nullptr) return;
     if (report_->steps == 1 && m.expected_seconds > 0) {
@@ -571,8 +570,7 @@ class Trainer {
       }
       SLUICE_RETURN_IF_ERROR(Step());
       if (traced) trace = EndTrace(*context_.memory, TakeCopies());
-      // The checkpoint comes first: a trace that cannot be written costs no
-      // step.
+      // Saves first, so that a trace that cannot be written loses no step.
       SLUICE_RETURN_IF_ERROR(MaybeSave(last || stop_));
       if (traced) SLUICE_RETURN_IF_ERROR(WriteTrace(o.trace, trace));
       saved = last || stop_;
@@ -596,7 +594,7 @@ class Trainer {
                                            : CausedByPeer(status);
   }
 
-  // Runs one pass; everything else is allocated by now.
+  // Runs forward and backward once; all other memory is allocated by now.
   absl::Status Probe() {
     SLUICE_ASSIGN_OR_RETURN(const runtime::StepResult own, RunMicroBatches());
     SLUICE_RETURN_IF_ERROR(optimizer_->ReduceGradients().status());
@@ -621,7 +619,7 @@ class Trainer {
   }
 
   StepperContext context_;
-  RunOptions chosen_;  // context_'s options with open settings filled in
+  RunOptions chosen_;  // context_'s options with the chosen settings
   RunReport* report_;
   std::unique_ptr<Corpus> corpus_;
   std::unique_ptr<Dealer> dealer_;
@@ -632,14 +630,14 @@ class Trainer {
   absl::Status failure_;                // of the last save, on all ranks
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
-  std::vector<int64_t> dealt_, dealt_labels_;  // the same ids in CPU memory
+  std::vector<int64_t> dealt_, dealt_labels_;  // copies in CPU memory
   StateFile state_;
   int64_t next_token_ = 0;           // after this step
   client::CopyStats copies_before_;  // before the step
   int64_t mismatches_before_ = 0;
   double seconds_ = 0;  // of all steps of this run
   bool stop_ = false;
-  std::vector<bool> takes_;  // at this step's end
+  std::vector<bool> takes_;  // Sums::takes of the last step
 };
 
 }  // namespace

@@ -1,14 +1,15 @@
 """The cost model's answers for real GPUs: sluicectl plan train.
 
 These are estimates; no training runs. The report shows them next to the lengths
-that the demo measured, so that readers do not take the latter for a GPU's.
+that the demo measured, so that readers do not take the measured lengths for a
+GPU's.
 """
 
 import json
 import os
 import subprocess
 
-# The demo's "recompute" is the desk's ulysses: DeepSpeed-Ulysses with full
+# sluicectl calls the demo's "recompute" ulysses: DeepSpeed-Ulysses with full
 # recomputation.
 METHODS = ["ulysses", "alst", "sluice"]
 QUESTION = {"model": "llama-8b", "hardware": "h100-80g", "gpus": 8}

@@ -49,7 +49,8 @@ class Processes:
 
     @staticmethod
     def _signal(process, number):
-        # Ranks outlive a killed launcher, and keep the group's id from reuse.
+        # Signals the group even if its first process has ended: ranks outlive a
+        # killed launcher, and keep the group's id from reuse.
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):
@@ -63,7 +64,8 @@ def free_port():
 
 
 def wait_until(ready, process, what, timeout_s=30):
-    """Raises an error if the process ends or the time is over."""
+    """Waits for ready(). Raises an error if the process ends or time is
+    over."""
     end = time.monotonic() + timeout_s
     while not ready():
         if process.poll() is not None:

@@ -71,7 +71,7 @@ def compact(trace):
     def micros(second):
         return round((min(max(second, begin), end) - begin) * 1e6)
 
-    # A block that outlives the trace has a death before its birth.
+    # A block that outlives the trace is marked by died_s < born_s.
     blocks = [dict(b, died_s=end) if b["died_s"] < b["born_s"] else b
               for b in trace["blocks"]]
     compute = trace["compute"] or segments_of(blocks)
@@ -96,8 +96,8 @@ def compact(trace):
 
 
 def segments_of(blocks):
-    """Returns when each segment ran, which lasts while any of its blocks lives.
-    For traces without "compute"."""
+    """Returns when each segment ran, for traces without "compute". A segment
+    lasts while any of its blocks lives."""
     runs = []
     for block in sorted((b for b in blocks if b["segment"]),
                         key=lambda b: b["born_s"]):

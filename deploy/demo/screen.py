@@ -1,4 +1,4 @@
-"""The demo's output while it runs; plain lines if it is not a tty."""
+"""The demo's output while it runs; plain lines if stdout is no tty."""
 
 import os
 import sys

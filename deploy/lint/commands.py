@@ -23,8 +23,8 @@ def read(path):
 
 
 def entries(build):
-    """Yields the commands of the tree's own C++ sources and of batches of
-    them (SLUICE_UNITY), without generated ones."""
+    """Yields the commands of the tree's own C++ sources and of batches of them
+    (SLUICE_UNITY), without generated sources."""
     batches = os.path.join(os.path.abspath(build), "unity") + os.sep
     for entry in json.loads(read(os.path.join(build, "compile_commands.json"))):
         path = os.path.relpath(entry["file"], ROOT)

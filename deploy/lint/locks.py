@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """clang's thread safety analysis: locks.py BUILD [--tests] [--besides DIR]…
 
-Compiles, without output, what of BUILD can see proto/base/mutex.h; nothing else
-can touch a guarded member or hold a lock. Tests are left out without --tests.
+Compiles, without output, the sources of BUILD that include proto/base/mutex.h;
+no other source can touch a guarded member or hold a lock. Tests are left out
+without --tests.
 A complaint is an error.
 
---besides: a build by clang, which analyses what it compiles (-Wthread-safety,
--Werror); what it has compiled since the newest header is left out here.
+--besides: a build by clang with -Wthread-safety and -Werror. Sources that it
+has compiled since the last change of a header are left out here.
 """
 
 import argparse
@@ -35,7 +36,8 @@ SHARED = 3
 
 
 def sees_mutex(path, known):
-    """Returns whether `path` (in the tree) includes MUTEX. `known`: a cache."""
+    """Returns whether `path` (in the tree) includes MUTEX, perhaps by other
+    headers. `known` is a cache."""
     if path == MUTEX:
         return True
     if path not in known:
@@ -47,7 +49,7 @@ def sees_mutex(path, known):
 
 
 def said(entry, *words, text=""):
-    """Returns clang's output if it failed, else "". `text`: its input."""
+    """Returns clang's output if it failed, else "". `text` is clang's input."""
     run = subprocess.run(["clang++", *words, *CLANG], input=text, text=True,
                          check=False, capture_output=True,
                          cwd=entry["directory"])

@@ -1,8 +1,8 @@
 """Checks what Debian packages need of a machine: check_debs.py PACKAGE.deb…
 
 The packages are for Debian and Ubuntu with glibc 2.35 or newer, so a package
-may depend on no library except glibc, and each program must meet the wheel's
-limits (deploy/wheel/needs.py).
+may depend on no library except glibc and libsluice, and each program must meet
+the wheel's limits (deploy/wheel/needs.py).
 """
 
 from __future__ import annotations

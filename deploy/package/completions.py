@@ -30,7 +30,8 @@ def commands_below(command):
 
 
 def walk(command, words):
-    """Returns code for bash and zsh, or "" if there are no commands."""
+    """Returns bash and zsh code that sets $at to the innermost command's
+    name."""
     below = commands_below(command)
     step = f"""    case "$at $word" in
       {below}) at="$at $word" ;;

@@ -47,7 +47,8 @@ def main() -> int:
 
 
 def _interpreter(python: str) -> str | None:
-    """Returns a Python that runs: a shim of pyenv may exist without its own."""
+    """Returns a Python that runs. A shim of pyenv may exist without its
+    Python."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [shutil.which(f"python{python}"),
                   *sorted(versions.expanduser().glob(

@@ -18,7 +18,7 @@ LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2",
 
 _NEEDED = re.compile(r"^\s+NEEDED\s+(\S+)", re.MULTILINE)
 _SEARCHED = re.compile(r"^\s+(R(?:UN)?PATH)\s+(\S+)", re.MULTILINE)
-# A line with FLAGS of the dynamic section that include DF_STATIC_TLS, 0x10.
+# Matches FLAGS of the dynamic section that include DF_STATIC_TLS, 0x10.
 _STATIC_TLS = re.compile(r"^\s+FLAGS\s+0x[0-9a-f]*[13579bdf][0-9a-f]\s*$",
                          re.MULTILINE)
 # Matches "0x06969190 0x00 05 GLIBC_2.34" below "required from libc.so.6:".

@@ -1,4 +1,4 @@
-"""Extracts what a README's reader types."""
+"""Extracts the commands and the program that a README's reader types."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ std::optional<sockaddr_un> UnixAddress(const std::string& path) {
 }
 
 absl::Time MonotonicClock::Now() const {
-  // The offset of this process's time namespace: "monotonic SECONDS
-  // NANOSECONDS".
+  // The offset of this process's time namespace. The file begins with
+  // "monotonic SECONDS NANOSECONDS".
   static const absl::Duration added = [] {
     std::istringstream text(TextOf("/proc/self/timens_offsets"));
     std::string clock;

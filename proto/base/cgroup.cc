@@ -17,8 +17,9 @@ namespace {
 // cgroup v1 writes "no limit" as a number near 2^63.
 constexpr Bytes kNoLimit = GiB(1 << 20);
 
-// Lowers `smallest` to the limit in the file `path`, after `key` if that is
-// given. "max" and cgroup v1's largest number are no limit.
+// Lowers `smallest` to the limit in the file `path`. The limit is the first
+// word, or the word after `key`. "max" and cgroup v1's largest number are no
+// limit.
 void Lower(std::optional<MemoryLimit>& smallest, const std::string& path,
            const std::string& key = "") {
   std::ifstream file(path);

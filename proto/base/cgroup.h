@@ -1,5 +1,5 @@
-// The memory that a process may use: the machine's, limited by the process's
-// cgroups. `root` is the folder that contains /proc and /sys.
+// Reads the machine's memory and the limits that cgroups set to a process.
+// `root` is the folder that contains /proc and /sys.
 #pragma once
 
 #include <optional>
@@ -12,8 +12,8 @@ namespace sluice {
 struct MachineMemory {
   Bytes total, available;
 
-  // Reads /proc/meminfo. If that is missing (subset=pid), reads sysinfo(2),
-  // which does not count caches as available.
+  // Reads /proc/meminfo. If the file is missing (/proc is mounted with
+  // subset=pid), reads sysinfo(2), which does not count caches as available.
   static MachineMemory Read(const std::string& root = "");
 };
 

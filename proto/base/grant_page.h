@@ -5,7 +5,7 @@
 // read-only: per session the cumulative bytes that each direction may have
 // started since the session began, and the daemon's heartbeat. Each rank writes
 // `GrantUse`: the cumulative bytes that it has started, and the time by which
-// compute needs the first waiting copy. The daemon never trusts that page.
+// compute needs the first waiting copy. The daemon never trusts GrantUse.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
@@ -36,7 +36,7 @@ struct alignas(64) GrantLimitSlot {
 };
 
 struct GrantLimits {
-  // CLOCK_MONOTONIC in nanoseconds at the daemon's last refill.
+  // The daemon's last update of the limits, in CLOCK_MONOTONIC nanoseconds.
   alignas(64) std::atomic<uint64_t> heartbeat_ns;
   std::atomic<uint64_t> generation;
   GrantLimitSlot slots[kGrantSlots];
@@ -44,11 +44,11 @@ struct GrantLimits {
 
 struct alignas(64) GrantUseSlot {
   std::atomic<uint64_t> used_bytes[2];
-  // The end of the first waiting copy in cumulative bytes, and the time
-  // (CLOCK_MONOTONIC nanoseconds) at which compute needs the copy or the memory
-  // that it frees. due_bytes is 0 if the rank states no deadline, as older
-  // client libraries do. The two fields are not written together, so one of
-  // them may still belong to the previous copy.
+  // due_bytes is the value that used_bytes will have after the first waiting
+  // copy. due_ns is the time (CLOCK_MONOTONIC nanoseconds) at which compute
+  // needs the copy or the memory that it frees. due_bytes is 0 if the rank
+  // states no deadline, as older client libraries do. One of the fields may
+  // still belong to the previous copy.
   std::atomic<uint64_t> due_bytes[2];
   std::atomic<uint64_t> due_ns[2];
 };

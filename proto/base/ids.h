@@ -35,7 +35,7 @@ using LeaseId = Id<struct LeaseTag>;
 using ExtentId = Id<struct ExtentTag>;
 using PlanId = Id<struct PlanTag>;
 
-// Ordinals: of a GPU or NUMA node on the node, or of a rank in its job.
+// Ordinals of the node's GPUs, of its NUMA nodes, and of a job's ranks.
 using DeviceIndex = Id<struct DeviceTag>;
 using NumaIndex = Id<struct NumaTag>;
 using Rank = Id<struct RankTag>;

@@ -1,6 +1,6 @@
 // The standard library's locks, with the attributes that clang's
 // -Wthread-safety needs to prove that a member is accessed only under its lock
-// (`./dev lint`). All locks of the tree use these classes.
+// (`./dev locks`). All locks of the tree use these classes.
 //
 // A member declares the lock that guards it (ABSL_GUARDED_BY(mutex_)), a
 // function the locks that its caller must hold

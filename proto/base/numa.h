@@ -15,7 +15,7 @@ namespace sluice {
 struct NumaNode {
   uint64_t number = 0;
   Bytes memory;
-  bool has_cores = false;  // false: the node is memory of CXL or of a GPU
+  bool has_cores = false;  // false for a node of CXL or GPU memory
 };
 
 // Returns the nodes ordered by number; empty if the kernel lists none.

@@ -17,10 +17,8 @@ enum class Shortage { kNone, kGpuMemory, kHostMemory, kDisk, kOpenFiles };
 // Returns the word that reports use: "none", "gpu_memory", "host_memory",
 // "disk", "open_files".
 const char* Name(Shortage shortage);
-// Returns nullopt for an unknown word.
 std::optional<Shortage> ShortageNamed(std::string_view name);
 
-// Returns a marked ResourceExhausted.
 absl::Status ShortOf(Shortage shortage, std::string_view message);
 // Marks `status` unless it is OK or already marked.
 absl::Status Mark(absl::Status status, Shortage shortage);

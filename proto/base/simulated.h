@@ -4,10 +4,10 @@
 
 namespace sluice {
 
-// Returns whether the GPU memory of the driver (Welcome.driver) is host memory
-// in files. Tensors in it are then on the CPU, no CUDA context or library takes
-// a part of it, and it is free as soon as its holder ends. An unknown name
-// counts as a real GPU.
+// Returns whether `driver` (Welcome.driver) simulates GPU memory by host memory
+// in files. Tensors in such memory are CPU tensors, no CUDA context or library
+// takes a part of it, and it is free as soon as its process ends. An unknown
+// name counts as a real GPU.
 constexpr bool IsSimulated(std::string_view driver) { return driver == "sim"; }
 
 }  // namespace sluice

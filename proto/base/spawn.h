@@ -27,8 +27,8 @@ struct SpawnOptions {
   bool search_path = false;  // search $PATH for words[0]
 };
 
-// Starts a program and returns its pid. The program has only `options.blocked`
-// blocked, whatever this process blocks. The status code follows errno (such as
+// Starts a program and returns its pid. In the program only the signals of
+// `options.blocked` are blocked. The status code follows errno (such as
 // NotFound); the message is "start NAME: …".
 absl::StatusOr<pid_t> Spawn(const std::vector<std::string>& words,
                             const SpawnOptions& options);

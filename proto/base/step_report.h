@@ -8,8 +8,8 @@
 
 namespace sluice {
 
-// Sums over all steps that a session has reported, so that a report that the
-// daemon did not read is made up for by the next one.
+// Sums over all steps that a session has reported. If the daemon misses a
+// report, the sums of the next report include its figures.
 struct StepTotals {
   int64_t reports = 0;  // including this one
   Bytes h2d, d2h;
@@ -40,9 +40,9 @@ struct StepReport {
 // Returns `totals` plus the figures of one more step; ignores `step.totals`.
 StepTotals Plus(StepTotals totals, const StepReport& step);
 
-// Returns the difference of two totals, which is never negative. Seconds and
-// counts are at most one step's limits (below) and reports at most kMostMissed,
-// so that one report cannot saturate a sum over many.
+// Returns `after` - `before`, with 0 for negative differences. Seconds, tokens
+// and mismatches are at most the limits of one step (below) and reports at most
+// kMostMissed, so that one report cannot saturate a sum over many.
 StepTotals Since(const StepTotals& before, const StepTotals& after);
 
 // Limits of one step's figures.

@@ -1,6 +1,5 @@
 // A map that records which rows changed since the last TakeChanged, because the
-// daemon saves only these (daemon/state). Only the non-const methods change
-// rows, so no change is missed. Thread safety: one owner.
+// daemon saves only these (daemon/state). Thread safety: one owner.
 #pragma once
 
 #include <algorithm>
@@ -70,7 +69,6 @@ class Table {
     const auto found = rows_.find(key);
     if (found != rows_.end()) erase(found);
   }
-  // Erases the rows for which gone(key, row) returns true.
   void EraseIf(auto gone) {
     for (auto each = begin(); each != end();) {
       const auto at = each++;

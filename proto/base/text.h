@@ -1,4 +1,4 @@
-// Text for people, and foreign text that is safe to show inside messages.
+// Formats text for people, and makes foreign text safe to show in messages.
 #pragma once
 
 #include <string>
@@ -15,7 +15,6 @@ std::string Printable(std::string text);
 // Cuts `text` after 1,000 bytes (and appends " ..."), then calls Printable.
 std::string PrintableLine(std::string text);
 
-// Returns the first line without its line break.
 std::string FirstLine(const std::string& text);
 
 // Quotes `word` for a shell if it needs quotes, for commands that are printed

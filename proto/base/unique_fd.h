@@ -28,7 +28,6 @@ class UniqueFd {
   int fd_ = -1;
 };
 
-// A descriptor with several owners; the last one closes it.
 using SharedFd = std::shared_ptr<const UniqueFd>;
 inline absl::StatusOr<SharedFd> ToShared(absl::StatusOr<UniqueFd> fd) {
   if (!fd.ok()) return fd.status();

@@ -1,5 +1,5 @@
-// Sizes as a type of their own, and their text, which all flags and
-// configuration keys share.
+// The type of sizes in bytes, and the parsers of sizes and counts that all
+// flags and configuration keys share.
 //
 // In public headers, a size in bytes is `Bytes` and never a bare integer,
 // because a swapped pair of integers would compile.
@@ -64,13 +64,13 @@ std::string FormatBytes(Bytes size);
 std::string ExactBytes(Bytes size);
 
 // Parses "36MiB" (2^20), "36MB" (10^6), "4096B"; decimals are allowed, a unit's
-// case and blanks do not matter. InvalidArgument, with what to write: no unit
-// ("40", except "0") or a bare letter ("40G"), which have two meanings.
+// case and blanks do not matter. InvalidArgument, with what to write: the text
+// has no unit ("40", except "0") or an ambiguous unit ("40G").
 absl::StatusOr<Bytes> ParseBytes(std::string_view text);
 
 // Parses a count of tokens, rows or steps: "131072", "128K", "1.5M", with K =
-// 1,024 and M = 1,048,576 as in names of sequence lengths. The result is an
-// integer; the caller checks its range.
+// 1,024 and M = 1,048,576 as in names of sequence lengths. The caller checks
+// the range.
 absl::StatusOr<int64_t> ParseCount(std::string_view text);
 
 }  // namespace sluice

@@ -11,9 +11,7 @@ struct UserMap {
   // The id that the kernel shows for every unmapped user.
   uint32_t overflow_uid = 65534;
 
-  // Parses a uid_map.
   static UserMap Of(std::string_view uid_map);
-  // Reads /proc/self/uid_map and /proc/sys/kernel/overflowuid.
   static UserMap OfThisProcess();
 
   // Returns whether `uid` may be the id shown for unmapped users.

@@ -16,7 +16,7 @@ namespace sluice::cli {
 
 // Adds a flag or argument for an amount of memory (ParseBytes) or a count
 // (ParseCount). A bad value is refused with the flag's name. --help shows the
-// initial value of a `to` that is not optional as the default.
+// initial value of a non-optional `to` as the default.
 CLI::Option* AddSize(CLI::App& app, const std::string& names, Bytes& to,
                      const std::string& help);
 CLI::Option* AddSize(CLI::App& app, const std::string& names,
@@ -27,10 +27,11 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help = "");
 
 // Parses `arguments` (without the program's name) into `app`, which has the
-// program's name. Adds --version, and ends the process with status 1 if output
-// cannot be written (FailOnLostOutput). Returns an exit status if the program
-// is done, because help or the version was printed. InvalidArgument, in one
-// line: the error, the probable correction, the command that lists the choices.
+// program's name. Adds --version, and makes the process end with status 1 if
+// its output cannot be written (FailOnLostOutput). Returns an exit status if
+// the program is done, because help or the version was printed.
+// InvalidArgument, in one line: the error, the probable correction, the command
+// that lists the choices.
 absl::StatusOr<std::optional<int>> Parse(
     CLI::App& app, const std::vector<std::string>& arguments);
 
@@ -40,7 +41,6 @@ absl::StatusOr<std::optional<int>> Parse(
 std::string Nearest(std::string_view typed,
                     const std::vector<std::string>& known);
 
-// Returns the version: "0.1.0".
 std::string Version();
 
 }  // namespace sluice::cli

@@ -1,5 +1,5 @@
-// One function Visit per struct names its fields and their limits. Fields
-// reads or writes them, so both directions agree.
+// Each struct has one function Visit, which names its fields and their limits.
+// Encoding and decoding both call it, so they agree.
 #include "proto/plan/codec.h"
 
 #include <fmt/format.h>
@@ -35,8 +35,8 @@ constexpr size_t kMaxTextBytes = 1024;
 // Written for a fraction that the profile leaves to the planner.
 constexpr double kNotAsked = -1;
 
-// The fields of one object, which are either read or written. Writing changes
-// no visited value and checks none.
+// Either reads or writes the fields of one JSON object. Writing neither changes
+// nor checks the values.
 class Fields {
  public:
   explicit Fields(FieldReader* in) : in_(in) {}
@@ -44,7 +44,7 @@ class Fields {
 
   bool reads() const { return in_ != nullptr; }
   bool ok() const { return in_ == nullptr || in_->ok(); }
-  // Returns whether an optional field is to be visited; `set`: to be written.
+  // Returns whether to visit an optional field: in writing if it is `set`.
   bool Has(const char* key, bool set) const {
     return reads() ? in_->Has(key) : set;
   }
@@ -259,7 +259,7 @@ void Visit(Fields& io, SegmentKind& segment) {
   io("executions", segment.executions, 0, kMaxCount);
 }
 
-// Visits all fields of a kind except its name. It has at most `most` layers.
+// Visits all fields of a kind except its name. Refuses more than `most` layers.
 void VisitKind(Fields& io, LayerKind& kind, int64_t most) {
   io("layers", kind.layers, 1, most);
   io("resident_layers", kind.resident_layers, 0, kind.layers);
@@ -271,8 +271,8 @@ void VisitKind(Fields& io, LayerKind& kind, int64_t most) {
   io("backward_h2d_fixed", kind.backward_h2d_fixed, kMaxTraffic);
 }
 
-// A rank with one unnamed kind of layers has that kind's fields among its own,
-// which is also the older format.
+// If kOneKind is the rank's only kind, its fields stand among the rank's own,
+// so that older programs, which know no kinds, can read the document.
 void VisitKinds(Fields& io, std::vector<LayerKind>& kinds) {
   if (!io.Has("kinds", kinds.size() != 1 || kinds[0].name != kOneKind)) {
     return VisitKind(io, kinds[0], kMaxLayers);
@@ -294,7 +294,6 @@ void VisitClassName(Fields& io, auto& of_class) {
   io.Name(of_class.name);
 }
 
-// Visits a fraction in [0, 1], or kNotAsked.
 void VisitFraction(Fields& io, const char* key, double& fraction) {
   io(key, fraction, -1, 1);
   if (fraction < 0 && fraction != kNotAsked) {
@@ -377,8 +376,6 @@ void Visit(Fields& io, PlanRequest& request) {
               in.Each("links", kMaxRanks, resources.links,
                       [count](Fields& each, LinkCapacity& link) {
                         each.Name(link.name);
-                        // Without bandwidth every swap would be infinitely
-                        // slow.
                         each("h2d_bytes_per_second", link.h2d_bytes_per_second,
                              1, kMaxRate);
                         each("d2h_bytes_per_second", link.d2h_bytes_per_second,

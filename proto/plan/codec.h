@@ -39,8 +39,8 @@ absl::StatusOr<std::vector<RankProfile>> DecodeProfiles(std::string_view bytes);
 absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
-// Returns a stable 128-bit hash, in hex, of the encoded profiles, which keys of
-// the plan cache contain. It is not cryptographic, so a process that adopts a
+// Returns a stable 128-bit hash of the encoded profiles, in hex. Keys of the
+// plan cache contain it. It is not cryptographic, so a process that adopts a
 // cached plan must validate it against its profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 

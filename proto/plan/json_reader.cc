@@ -17,8 +17,8 @@ std::string Shown(const json& value) {
   return text;
 }
 
-// Names NaN or an infinity, which Python writes, if the parser stopped there.
-// `byte` counts from 1.
+// Returns the error for bytes that are not JSON from `byte` (counted from 1)
+// on. Names NaN and infinities, which Python writes.
 std::string NotJson(std::string_view bytes, size_t byte) {
   const std::string_view rest =
       bytes.substr(std::min(std::max<size_t>(byte, 1) - 1, bytes.size()));
@@ -35,7 +35,6 @@ std::string NotJson(std::string_view bytes, size_t byte) {
 
 json ParseChecked(std::string_view bytes, size_t max_bytes,
                   absl::Status* status) {
-  // Keeps the first error.
   const auto refuse = [status](const std::string& why) {
     if (status->ok()) *status = absl::InvalidArgumentError(why);
   };
@@ -49,7 +48,7 @@ json ParseChecked(std::string_view bytes, size_t max_bytes,
     if (depth > kMaxDepth) {
       refuse(fmt::format("nested deeper than {} levels", kMaxDepth));
     }
-    if (!status->ok()) return false;  // drops the rest, which takes no memory
+    if (!status->ok()) return false;  // drops the rest of the document
     if (event == json::parse_event_t::object_start) open.emplace_back();
     if (event == json::parse_event_t::object_end) open.pop_back();
     if (event == json::parse_event_t::key &&

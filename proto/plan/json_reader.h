@@ -1,4 +1,3 @@
-// Checked reading of JSON documents.
 #pragma once
 
 #include <fmt/format.h>
@@ -18,12 +17,12 @@ namespace sluice::plan {
 nlohmann::json ParseChecked(std::string_view bytes, size_t max_bytes,
                             absl::Status* status);
 
-// Reads one object or array element. The shared status keeps the first error
-// with its full path. After an error every read returns a harmless default, so
-// decoders need no branches.
+// Reads one JSON object or array element. The shared status keeps the first
+// error with its full path. After an error every read returns a harmless
+// default, so decoders need no branches.
 class FieldReader {
  public:
-  // `json` and `status` outlive the reader.
+  // `json` and `status` must outlive the reader.
   FieldReader(const nlohmann::json& json, std::string path,
               absl::Status* status)
       : json_(json), path_(std::move(path)), status_(status) {}
@@ -38,7 +37,7 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
-  // Returns whether the field exists; the reads above refuse a missing one.
+  // Returns whether the field exists. The functions above refuse a missing one.
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }
@@ -61,8 +60,8 @@ class FieldReader {
     }
   }
 
-  // Self and SelfText read this element, and At its i-th entry, which errors
-  // call `name`. At REQUIRES: i < Entries().
+  // Self and SelfText read this element itself. At reads its i-th entry, which
+  // errors call `name`. At REQUIRES: i < Entries().
   int64_t Self(int64_t low, int64_t high);
   std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }
@@ -75,7 +74,7 @@ class FieldReader {
 
  private:
   const nlohmann::json* Find(const char* key);
-  // Also refuses a value of another type than `what`.
+  // Also refuses a field for which `is` returns false; `what` names the type.
   const nlohmann::json* Find(const char* key,
                              bool (nlohmann::json::*is)() const noexcept,
                              const char* what);

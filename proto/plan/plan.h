@@ -26,7 +26,7 @@ struct Placement {
 
 struct SegmentPlan {
   std::string name;     // SegmentKind::name
-  Bytes base;           // of the segment in the transient region (level 2)
+  Bytes base;           // offset in the transient region (level 2)
   Placement placement;  // inside the segment (level 1)
   bool operator==(const SegmentPlan&) const = default;
 };
@@ -58,8 +58,8 @@ struct RankPlan {
   std::vector<SegmentPlan> segments;
   Bytes transient_peak;  // of the whole transient region
   std::vector<ClassPlan> classes;
-  // The swapped share of the bytes of all free classes and layers, which is
-  // MEMO's alpha if all of these swap the same fraction.
+  // The swapped share of the bytes of all classes without must_swap. It is
+  // MEMO's alpha if these classes all swap the same fraction.
   double alpha = 0;
   std::string alpha_limited_by;  // "none", "bandwidth", "host", "flag"
   Bytes host_bytes;              // all host memory that this rank needs

@@ -49,7 +49,8 @@ struct Trace {
 };
 
 // A repeated unit of work: "qkv.forward.full", "block.diagonal.backward.tail",
-// "loss.full". Not a whole layer: FPDT's has O(u^2) requests for u chunks.
+// "loss.full". A whole layer would be too large: with FPDT it has O(u^2)
+// requests for u chunks.
 struct SegmentKind {
   std::string name;
   Trace trace;
@@ -60,9 +61,9 @@ struct SegmentKind {
 inline constexpr const char* kOneKind = "layer";  // a rank's only kind
 
 // A group of equal layers of a rank: dense or with experts, with windowed or
-// full attention, frozen. Each kind has its own windows and traffic, because a
-// layer's copies hide only behind its own compute: at most two chunks are in
-// flight.
+// full attention, frozen. Each kind has its own windows and traffic: at most
+// two chunks are in flight, so a layer's copies hide only behind that layer's
+// compute.
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
@@ -86,23 +87,22 @@ struct SkeletalClass {
   std::string name;             // "layer_input", "attention_output", "ffn_up"
   std::string kind = kOneKind;  // LayerKind::name
   Bytes bytes_per_layer;        // of this rank, for all its tokens
-  // Per layer, for all tokens, from the layer's input.
+  // To recompute one layer, for all tokens, from the layer's input.
   double recompute_seconds = 0;
   bool must_swap = false;  // set for layer input, attention output, lse
   // True if `…_fixed` of the kind contains this class's copies, which happen
   // whatever alpha is (k and v are copied out in forward and read again). The
   // swapped fraction then costs only host memory.
   bool traffic_in_fixed = false;
-  // True if all ranks of a job must keep and swap the same fractions, as of q,
-  // k, v in head layout, because their rows come from all ranks.
+  // True if all ranks of a job must keep and swap the same fractions: for q, k
+  // and v in head layout, because their rows come from all ranks.
   bool shared = false;
   bool can_keep = false;  // the runtime supports keeping it on the GPU
   GivenFractions given;
-  // The reason of an earlier round's fractions, which the plan repeats.
+  // An earlier round's reason for its fractions, which the plan repeats.
   std::string why;
 };
 
-// The planner's input for one rank.
 struct RankProfile {
   // The job's number in this request; (job, rank) is unique.
   int64_t job = 0;
@@ -128,16 +128,15 @@ struct RankProfile {
   // of their own swap this fraction and keep nothing. Negative: the planner
   // chooses.
   double alpha = -1;
-  // True if an earlier round chose the fractions: each free class requests its
-  // keep and swap, and only memory is planned. `transient_capacity` excludes
-  // the rows that the rank keeps.
+  // True if an earlier round chose the fractions: each class without must_swap
+  // requests its keep and swap, and only memory is planned.
+  // `transient_capacity` excludes the rows that the rank keeps.
   bool settled = false;
   // If settled: the earlier round's RankPlan::alpha_limited_by, which the plan
   // repeats.
   std::string limited_by;
 };
 
-// Returns the position of the kind with that name.
 std::optional<size_t> FindKind(const RankProfile& profile,
                                std::string_view name);
 // Returns the kind of a class. REQUIRES: the profile was checked.

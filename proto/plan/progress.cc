@@ -14,7 +14,8 @@ namespace {
 
 constexpr size_t kMaxWord = 128;
 
-// Returns `text` as a printable word without the line's separator.
+// Cuts `text` to kMaxWord bytes, and replaces control characters and '|', which
+// separates words.
 std::string Word(std::string text) {
   text.resize(std::min(text.size(), kMaxWord));
   for (char& c : text) {

@@ -19,8 +19,8 @@ struct LinkCapacity {
   std::string name;
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
-  std::vector<size_t> profiles;     // positions of the ranks that copy over it
-  // Limit of both directions together, > 0, in addition to those above.
+  std::vector<size_t> profiles;  // positions of ranks in PlanRequest::profiles
+  // Limit of the sum of both directions, > 0, in addition to those above.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };
@@ -30,7 +30,7 @@ struct LinkCapacity {
 struct HostLimit {
   std::string name;
   Bytes bytes;
-  std::vector<size_t> profiles;  // positions of these ranks
+  std::vector<size_t> profiles;  // positions in PlanRequest::profiles
   bool operator==(const HostLimit&) const = default;
 };
 

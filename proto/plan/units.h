@@ -11,8 +11,8 @@
 namespace sluice::plan {
 
 inline constexpr size_t kMaxUnits = 4096;
-// Plans of larger units are not kept, because each reader of a kept plan checks
-// its placement (ValidatePlacement).
+// Plans of larger units are not stored, because each reader of a stored plan
+// checks its placement (ValidatePlacement).
 inline constexpr size_t kMaxUnitBuffers = 4096;
 
 struct UnitPlan {

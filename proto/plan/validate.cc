@@ -72,8 +72,8 @@ absl::Status CheckAllPairs(const Trace& trace, const Placement& placement) {
   return absl::OkStatus();
 }
 
-// Replays the trace: a new buffer must not overlap its neighbours among the
-// live buffers, so the later buffer of an overlap finds it.
+// Replays the trace, and compares each new buffer with its two neighbours among
+// the live buffers. That suffices, because live buffers do not overlap.
 absl::Status CheckByPlaying(const Trace& trace, const Placement& placement) {
   // Ordered by time; at equal times, frees come first.
   std::vector<std::tuple<int64_t, bool, size_t>> events;
@@ -147,7 +147,7 @@ absl::Status CheckSegments(const RankProfile& profile, const RankPlan& plan) {
   return absl::OkStatus();
 }
 
-// Checks that requested fractions (by class, or by the rank's alpha) were kept.
+// Checks the fractions that the class, or the rank by its alpha, requests.
 absl::Status CheckAsked(const RankProfile& profile,
                         const SkeletalClass& skeletal, const ClassPlan& c) {
   if (skeletal.must_swap) return absl::OkStatus();
@@ -263,7 +263,6 @@ absl::Status CheckGpu(const RankProfile& profile, const RankPlan& plan) {
       capacity.count());
 }
 
-// Checks that all ranks of a job have equal fractions of shared classes.
 absl::Status CheckShared(const std::vector<RankProfile>& profiles,
                          const NodePlan& plan) {
   std::map<std::tuple<int64_t, std::string, std::string>, TokenFractions> first;
@@ -304,8 +303,8 @@ double Rate(double bytes, double seconds) {
   return seconds > 0 ? bytes / seconds : HUGE_VAL;
 }
 
-// Bytes per second that a layer copies, for each direction in the pass that
-// copies more.
+// Bytes per second that a layer copies. Each rate is that of the pass (forward
+// or backward) with the higher rate.
 struct Rates {
   double d2h = 0;
   double h2d = 0;
@@ -329,7 +328,7 @@ Rates RatesOf(const LayerKind& k, double copied) {
           rate(k.backward_d2h_fixed + k.backward_h2d_fixed, copied, backward))};
 }
 
-// Returns the smallest fraction that must be swapped.
+// Returns the smallest fraction of the class that a valid plan can swap.
 double LeastSwapped(const RankProfile& p, const SkeletalClass& c) {
   if (c.must_swap) return 1;
   return c.given.swap.value_or(std::max(p.alpha, 0.0));
@@ -362,9 +361,9 @@ double Most(const std::vector<Rates>& kinds, double Rates::*way) {
   return most;
 }
 
-// Returns the rate that the plan states for the row of a link, or 0 if it
-// states none. A rate above the link's capacity means that the plan accepts
-// copies that delay compute.
+// Returns the rate that the plan's limits state for `row` ("link pcie0 d2h"),
+// or 0 if they state none. A rate above the link's capacity means that the plan
+// accepts copies that delay compute.
 double Overload(const NodePlan& plan, const std::string& row) {
   for (const PlanLimit& limit : plan.limits) {
     if (limit.what == row) return limit.used * (1 + kRounded);
@@ -374,7 +373,8 @@ double Overload(const NodePlan& plan, const std::string& row) {
 
 // Checks one direction of a link: whatever kinds of layers the ranks run at the
 // same time, their copies must not exceed `capacity` (the link's, or the rate
-// that the plan states if that is larger). Copies that no plan can avoid may.
+// that the plan states if that is larger). Copies that no plan can avoid may
+// exceed it.
 absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
                       double capacity, const std::string& link,
                       const char* where) {

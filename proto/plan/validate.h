@@ -19,9 +19,9 @@ namespace sluice::plan {
 const RankPlan* PartOf(const NodePlan& plan, int64_t job, Rank rank);
 const RankPlan* PartOf(const NodePlan& plan, const RankProfile& profile);
 
-// Checks that no buffer overlaps another that is alive at the same time, has a
-// negative or unaligned offset, or ends above the peak, and that peak >=
-// lower_bound. Compares all pairs of up to 2,000 buffers; with more, replays
+// Checks that buffers alive at the same time do not overlap, that offsets are
+// aligned and not negative, that no buffer ends above the peak, and that peak
+// >= lower_bound. Compares all pairs of up to 2,000 buffers; with more, replays
 // the trace in time order, in O(n log n).
 absl::Status ValidatePlacement(const Trace& trace, const Placement& placement);
 
@@ -34,9 +34,9 @@ absl::Status ValidateRankPlan(const RankProfile& profile, const RankPlan& plan);
 
 // Checks every rank (ValidateRankPlan); that `shared` fractions are equal over
 // a job's ranks; that host limits hold; that transient buffers and kept rows
-// fit their leases. No link may have to carry more than the largest of its
-// capacity, the unavoidable copies, and what the plan's limits state. An
-// infeasible plan is valid, since nothing of it is used.
+// fit their leases. Also checks that the copies over a link do not exceed its
+// capacity, unless no plan can avoid them or the plan's limits state a higher
+// rate. An infeasible plan is valid, since nothing of it is used.
 absl::Status ValidateNodePlan(const std::vector<RankProfile>& profiles,
                               const NodeResources& resources,
                               const NodePlan& plan);

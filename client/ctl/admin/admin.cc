@@ -38,7 +38,7 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
-// gRPC's message when all threads of the server are busy; nothing was executed.
+// gRPC's message if it did not execute a call because all threads were busy.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
 enum class Repeat { kHarmless, kNot };

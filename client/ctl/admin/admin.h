@@ -20,7 +20,7 @@ namespace sluice::ctl {
 // Returns the path of admin.sock in the session socket's folder.
 std::string AdminSocketOf(const std::string& session_socket);
 
-// A user (in one cgroup, or in all if empty), or a job label.
+// Either a user (in one cgroup, or in all if `cgroup` is empty) or a job label.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -41,8 +41,8 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
 
-// Memory of one pool for a user (in one cgroup, or in all if empty). Bytes(0)
-// ends the reservation.
+// Memory of one pool for a user (in one cgroup, or in all if `cgroup` is
+// empty). Bytes(0) ends the reservation.
 struct Reservation {
   uint32_t uid = 0;
   std::string cgroup;

@@ -1,6 +1,6 @@
 // `sluicectl bandwidth measure`: measures copies between each GPU and host
-// memory, finds which links limit them, and makes the links section of the
-// daemon's configuration from it. Thread safety: one call at a time.
+// memory, finds which links limit them, and writes the links section of the
+// daemon's configuration. Thread safety: one call at a time.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
 // ---- Links: pure functions ----
 //
 // A link above several links is measured by all GPUs below it at once. It is a
-// limit if it carries less than the sum of the links below.
+// limit if it carries less than 0.95 of what the links below carry.
 
 // Speeds in bytes per second.
 struct MeasuredSpeeds {
@@ -50,8 +50,7 @@ struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // index in the same list
   std::vector<size_t> gpus;      // the GPUs that copy over this link
-  // False if all its GPUs are also behind one link below: both measure the
-  // same.
+  // False if the link has no GPUs, or the same GPUs as one link below.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
   LinkLimits set;        // the limits before measuring
@@ -64,7 +63,7 @@ struct MeasurableNode {
   std::vector<int64_t> gpu_free;       // free bytes of each GPU
   std::vector<MeasurableLink> links;
   std::vector<std::string> jobs;   // jobs with ranks on this node
-  std::set<std::string> attached;  // jobs among them with an open session
+  std::set<std::string> attached;  // those of `jobs` with an open session
   bool keeps = false;              // whether the daemon can keep measurements
 };
 

@@ -21,8 +21,8 @@ namespace sluice::ctl {
 
 class CopyFlow {
  public:
-  // Both ranges outlive the flow. No other flow writes the one that this flow
-  // reads, or uses the one that it writes.
+  // Both addresses must outlive the flow. No other flow may write the memory
+  // that this flow reads, or use the memory that it writes.
   struct Range {
     DeviceIndex device;
     device::CopyDirection direction;
@@ -50,7 +50,6 @@ class CopyFlow {
   }
   CopyFlow(const CopyFlow&) = delete;
 
-  // Starts kAhead copies.
   absl::Status Start() {
     SLUICE_ASSIGN_OR_RETURN(stream_, driver_.CreateStream(range_.device));
     for (device::Event& event : events_) {
@@ -80,11 +79,11 @@ class CopyFlow {
   double rate() const { return rate_; }
 
  private:
-  // Copies in flight: even a fast link does not end all between two Go calls.
+  // Copies in flight. No link ends as many between two calls of Go.
   static constexpr size_t kAhead = 6;
   static constexpr int kLeastCopies = 8;  // copies per measured number
 
-  // Enqueues a copy and reuses the event of the oldest one, which is done.
+  // Enqueues a copy, and reuses the event of the oldest copy, which has ended.
   absl::Status Enqueue() {
     const bool to_gpu =
         range_.direction == device::CopyDirection::kHostToDevice;
@@ -122,8 +121,8 @@ class CopyFlow {
   double rate_ = 0;
 };
 
-// Runs all flows until each is measured. None stops earlier, because the others
-// would become faster.
+// Runs all flows until each is measured. No flow stops earlier, because the
+// others would become faster.
 inline absl::Status MeasureAtOnce(
     const std::vector<std::unique_ptr<CopyFlow>>& flows,
     const CopyFlow::Window& window) {

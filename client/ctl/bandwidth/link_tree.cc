@@ -14,8 +14,9 @@ namespace {
 
 using nlohmann::json;
 
-// A link is a limit if it carries less than this part of what the links below
-// carry, or, for both directions, of its two single directions.
+// A link limits a direction if it carries less than this part of what the links
+// below carry, and both directions if they carry less than this part of their
+// sum.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {
@@ -83,7 +84,7 @@ class LimitFinder {
 
 std::string Quoted(const std::string& name) { return json(name).dump(); }
 
-// The names of one of a link's limits.
+// One of the limits of a link, and its names.
 struct LimitNames {
   double LinkLimits::*speed;
   const char *json, *toml, *words;
@@ -222,7 +223,7 @@ std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node) {
 
 std::string ConfigurationOf(const MeasurableNode& node) {
   const LimitFinder limits(node);
-  // The configuration of a simulated node defines its links.
+  // The configuration of a simulated node must list all of its links.
   const bool sim = IsSimulated(node.driver);
   std::string links;
   for (size_t i = 0; i < node.links.size(); ++i) {

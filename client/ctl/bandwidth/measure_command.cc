@@ -26,7 +26,7 @@ namespace {
 
 using device::CopyDirection;
 
-// Hides a copy's fixed cost, yet lets slow links complete several copies.
+// Large enough to hide a copy's fixed cost, small enough for slow links.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
 // A rank on one GPU, with a little memory of the GPU and of the host near it.
@@ -64,7 +64,7 @@ struct Rates {
   double h2d = 0, d2h = 0;
 };
 
-// Returns the sums of the speeds of the GPUs `which`, which copy at once.
+// Lets the GPUs `which` copy at once, and returns the sums of their speeds.
 absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
                                  const std::vector<size_t>& which,
                                  absl::Duration window, bool h2d, bool d2h) {
@@ -156,7 +156,7 @@ absl::Status MeasureLinks(const MeasureOptions& options, MeasurableNode& node) {
   return absl::OkStatus();
 }
 
-// Waits until the daemon has noticed that the meter's ranks are gone.
+// Waits at most 5 s until the daemon has closed this process's sessions.
 absl::Status WaitUntilLeft(const std::string& admin_socket) {
   const MonotonicClock clock;
   const absl::Time give_up = clock.Now() + absl::Seconds(5);

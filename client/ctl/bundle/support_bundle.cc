@@ -95,8 +95,8 @@ const std::array<Rule, 3>& Rules() {
       {R"((://)[^\s/@"']+@)", "$1(removed)@"},
       {R"(\b(bearer|basic)\s+[-\w.~+/=]{8,})", "$1 (removed)"},
       // key = "value", "key": "value", --key=value, KEY=value, but not counts
-      // of tokens. Not the letters before the key word: a pattern that begins
-      // with any letters takes time quadratic in the line's length.
+      // of tokens. Letters before the key word are not matched, because that
+      // would take quadratic time.
       {R"re(((?:passw|passphrase|secret|token(?!s\b)|credential|)re"
        R"re(api_?key|private_?key|auth(?:orization)?(?![a-z])))re"
        R"re([-\w]*["']?\s*[=:]\s*)("[^"]*"|'[^']*'|[^\s,;}]+))re",
@@ -179,7 +179,7 @@ TextOr Config(const Facts& facts) {
     const auto config = ReadStartedWith(facts.process.command).config;
     if (!config) return absl::NotFoundError("sluiced was started without one");
     if (config->starts_with('/')) return FileText(*config);
-    // A user that may not trace the process cannot open it.
+    // A user that may not trace the process cannot open this path.
     return FileText(
         fmt::format("/proc/{}/cwd/{}", *facts.process.pid, *config));
   }

@@ -11,7 +11,6 @@
 
 namespace sluice::ctl {
 
-// One file of a support bundle.
 struct Item {
   std::string name;                  // "status.json"
   std::string what;                  // description for people
@@ -47,8 +46,8 @@ using NamedTexts = std::vector<std::pair<std::string, std::string>>;
 absl::StatusOr<std::string> MakeTarGz(const std::string& name,
                                       const NamedTexts& files);
 
-// Sluice has no secrets, but people write theirs into a configuration's
-// comments, and programs into a journal.
+// Sluice has no secrets, but people may write their own into the comments of a
+// configuration, and programs into a journal.
 struct WithoutSecrets {
   std::string text;
   int removed = 0;

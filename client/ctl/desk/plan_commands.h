@@ -1,5 +1,5 @@
 // The commands of `sluicectl plan` that need no daemon ("desk" commands). A new
-// one needs a file (as plan_memory.cc), and its name here and in main.cc.
+// command needs a source file, and its name here and in main.cc.
 //
 // Exit status: 0 done; 2 bad input, one `error:` line; 3 does not fit or
 // infeasible (the answer is printed all the same); 1 any other failure.
@@ -42,9 +42,9 @@ extern const char* const kTrainPage;
 std::string PlanSvg(const planner::NamedTrace& named,
                     const planner::MemoryPlan& plan);
 
-// Reads a node of `plan swap`. InvalidArgument: a key is unknown or missing, or
-// a value has the wrong type or is negative. The message is one line with the
-// key's path.
+// Parses the JSON input of `plan swap`. InvalidArgument: a key is unknown or
+// missing, or a value has the wrong type or is negative. The message is one
+// line with the key's path.
 absl::StatusOr<planner::NodeSwapProblem> ReadSwapProblem(std::string_view json);
 
 }  // namespace sluice::ctl

@@ -133,12 +133,12 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
 }
 
 // Prints progress: on a terminal one line that it overwrites, elsewhere an
-// occasional line once the search takes long. A thread of its own makes the
-// shown time advance between two better plans.
+// occasional line once the search takes long. A thread prints it, so that the
+// shown time advances even if no better plan is found.
 class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
-    // Ctrl-C must interrupt the search's waits and not the writer's.
+    // The writer blocks all signals, so that Ctrl-C interrupts the search.
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before);
@@ -194,7 +194,7 @@ class ProgressLine {
   std::optional<planner::MemoryProgress> known_ ABSL_GUARDED_BY(mutex_);
   double better_at_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool shown_ = false;  // only the writer uses it until it has ended
+  bool shown_ = false;  // used by the writer, and read after its end
   std::thread writer_;
 };
 
@@ -216,9 +216,9 @@ class Interrupt {
   struct sigaction before_;
 };
 
-// Returns the path of sluice-worker beside this program, or "". CBC runs in it,
-// so that its crash does not end this process. Without it, plans lack CBC's
-// certificates.
+// Returns the path of sluice-worker beside this program, or "". CBC runs in
+// sluice-worker, so that a crash of CBC does not end this process. Without
+// sluice-worker, CBC proves no plan.
 std::string MipProgram() {
   std::error_code error;
   const auto self = std::filesystem::read_symlink("/proc/self/exe", error);

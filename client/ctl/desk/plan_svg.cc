@@ -18,7 +18,6 @@ namespace {
 using planner::MemoryPlan;
 using planner::NamedTrace;
 
-// The size of the drawing in its coordinates.
 constexpr int kWidth = 1280, kHeight = 800;
 constexpr int kLeft = 92, kRight = 28, kTop = 160, kBottom = 92;
 constexpr int kPlotWidth = kWidth - kLeft - kRight;
@@ -60,9 +59,9 @@ std::string Pixels(double value) {
 
 int64_t Lifetime(const plan::Buffer& b) { return b.upper - b.lower; }
 
-// The longest lifetime of each colour's class. These limits grow by a constant
-// factor from the shortest to the longest lifetime of the trace, so that every
-// picture uses all colours.
+// The longest lifetime that each colour stands for. These limits grow by a
+// constant factor from the shortest to the longest lifetime of the trace, so
+// that every picture uses all colours.
 using LifetimeLimits = std::array<int64_t, kColours>;
 LifetimeLimits LimitsOf(const std::vector<plan::Buffer>& buffers) {
   LifetimeLimits limits = {};
@@ -239,7 +238,7 @@ class Picture {
     }
   }
 
-  // Draws the live bytes; each pixel shows their maximum.
+  // Draws the live bytes; each column shows their maximum.
   void Live() {
     std::map<int64_t, int64_t> change;
     const Bytes unit = named_.trace.alignment;
@@ -281,7 +280,6 @@ class Picture {
     return std::clamp(int(X(time) - kLeft), 0, kPlotWidth - 1);
   }
 
-  // Draws the peak, and the bound if it differs.
   void Lines() {
     if (plan_.optimal()) return Line(plan_.peak, "p", "peak = bound", "", -6);
     Line(plan_.peak, "p", "peak", fmt::format(" (+{})", Gap()), -6);
@@ -306,7 +304,7 @@ class Picture {
     x += 92;
     int64_t before = -1;
     for (int c = 0; c < kColours; ++c) {
-      if (limits_[c] == before) continue;  // an empty class
+      if (limits_[c] == before) continue;  // no lifetime has this colour
       before = limits_[c];
       const std::string label = Count(before) + (c + 1 < kColours ? "" : unit);
       Put("<rect class=\"c{}\" x=\"{}\" y=\"{}\" width=\"12\" height=\"12\" "

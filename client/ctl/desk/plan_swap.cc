@@ -152,7 +152,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
 
 // ---- The answer, in words and as JSON ----
 
-// Returns whether the row is a link's; others are memory or limits.
+// Returns whether the row is about a link; other rows are about memory.
 bool IsLink(const CapacityRow& row) {
   return row.kind != RowKind::kHost && row.kind != RowKind::kLimit &&
          row.kind != RowKind::kGpu;
@@ -189,7 +189,7 @@ std::string FractionBar(const TokenFractions& f) {
          std::string(width[2], 'r');
 }
 
-// Formats a decrease; one within the LP's rounding error counts as none.
+// Formats a decrease of the value `of`, or "-" within the LP's rounding error.
 std::string Less(double fall, double of, std::string (*text)(double)) {
   if (std::fabs(fall) <= 1e-9 * of) return "-";
   return (fall > 0 ? "-" : "+") + text(std::fabs(fall));
@@ -277,7 +277,7 @@ class SwapAnswer {
       return MovingLayers(kind) <= 0;
     });
   }
-  // Layers that all stay on the GPU swap nothing.
+  // Returns keep = 1 if all layers of the kind stay on the GPU.
   TokenFractions FractionsOf(size_t rank, size_t tensor) const {
     const SwapProblem::Rank& of = problem_.ranks[rank];
     return MovingLayers(of.kinds[of.tensors[tensor].kind]) > 0
@@ -391,8 +391,8 @@ class SwapAnswer {
         sum, ExcessText());
   }
 
-  // Returns "" if all copies hide. An overloaded link does not make the plan
-  // infeasible.
+  // Returns "" if compute hides all copies. An overloaded link does not make
+  // the plan infeasible.
   std::string Overload() const {
     if (result_.in_time) return "";
     const double step = result_.joint->step_s;

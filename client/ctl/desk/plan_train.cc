@@ -89,7 +89,7 @@ struct TrainFlags {
   std::string html;
 };
 
-// Returns whether `name` is a file's; any other is a preset's.
+// Returns whether `name` names a file; else it names a preset.
 bool IsFile(const std::string& name, const char* ending) {
   std::error_code error;
   return name.find('/') != std::string::npos ||
@@ -314,23 +314,23 @@ absl::StatusOr<GivenSettings> TrainSettings(const TrainFlags& flags) {
 
 // ---- The answer ----
 
-// The answer of `sluicectl plan train`.
 struct TrainAnswer {
   Request request;
   Estimate estimate;
   std::optional<planner::train::LongestSequence> longest;
-  // Changes that would make it fit, the smallest first. Empty if it fits.
+  // Single changes that would make the run fit, the smallest first.
   std::vector<planner::train::Remedy> remedies;
   planner::train::IdleGpus idle;
   std::string batch_source;  // the flags that state the sequences per step
-  // Tokens, and MFU as a fraction with the best settings.
+  // Pairs of tokens and MFU (a fraction) with the best settings.
   std::vector<std::pair<int64_t, double>> curve;
-  // With --compare: the request, estimate and longest of all methods, including
-  // the requested one. With --html: their requests and curves.
+  // With --compare `methods` has the request, estimate and longest sequence of
+  // every method, including the requested one. With --html `curves` has their
+  // requests and curves.
   std::vector<TrainAnswer> methods, curves;
 };
 
-// Estimates MFU at lengths up to the longest; no points if no length fits.
+// Estimates MFU at lengths up to the longest. Adds no points if no length fits.
 absl::StatusOr<TrainAnswer> CurveOf(Request request,
                                     const GivenSettings& given) {
   TrainAnswer answer = {.request = request};
@@ -396,7 +396,7 @@ absl::StatusOr<TrainAnswer> AnswerTrain(const TrainFlags& flags) {
   }
   SLUICE_ASSIGN_OR_RETURN(answer.remedies,
                           planner::train::FindRemedies(answer.request, given));
-  // Another --global-batch must come without --batch and --accumulate.
+  // A remedy with another --global-batch must drop --batch and --accumulate.
   std::vector<std::string> batch;
   if (flags.batch) batch.emplace_back("--batch");
   if (flags.accumulate) batch.emplace_back("--accumulate");
@@ -451,7 +451,7 @@ NamedParts MemoryParts(const planner::train::GpuMemory& m) {
           {"buffers", m.buffers}};
 }
 
-// Returns false if the GPUs cannot be divided as requested.
+// Returns false if the heads do not divide by the ranks: no memory is known.
 bool HasMemory(const Estimate& estimate) {
   return estimate.reason != Reason::kHeads;
 }
@@ -643,7 +643,7 @@ std::string MethodsTable(const std::vector<TrainAnswer>& methods) {
   return table.Text();
 }
 
-// These write the same keys for the asked method and for each of --compare.
+// These write the same keys for the requested and for every compared method.
 void AddSpeed(Json& json, const Estimate& estimate) {
   json["fits"] = estimate.fits;
   json["reason"] = ReasonName(estimate.reason);

@@ -77,8 +77,8 @@ std::string AsOwner(const Facts& facts) {
          ShellWord(owner) + " -- ";
 }
 
-// The following return commands. This one starts the daemon as the folder's
-// owner, or restarts it under systemd.
+// The functions from here on return commands. This command starts the daemon as
+// the folder's owner, or restarts it under systemd.
 std::string Start(const Facts& facts) {
   return facts.unit
              ? "sudo systemctl restart sluiced"
@@ -87,7 +87,7 @@ std::string Start(const Facts& facts) {
                    ItsArguments(facts.process);
 }
 
-// Starts a new daemon below a keeper. Without systemd this ends the sessions.
+// Ends the daemon and starts it again. Without systemd the sessions end.
 std::string EndAndStart(const Facts& facts) {
   if ((facts.unit && facts.unit->active) || !facts.process.pid) {
     return Start(facts);
@@ -103,7 +103,7 @@ std::string Reload(const Facts& facts) {
                             : "pkill -HUP -x sluiced");
 }
 
-// Installs package files, because there is no package archive.
+// Installs package files, because no apt repository has Sluice.
 std::string Upgrade(const Facts& facts) {
   if (facts.unit || facts.programs.empty()) {
     return "sudo apt install ./sluice-daemon_*.deb ./sluicectl_*.deb";
@@ -121,7 +121,7 @@ std::string AsAdministrator(const Facts& facts, const std::string& command) {
   return words + " " + command;
 }
 
-// Restarts the unit, because FileDescriptorStoreMax= is read at its start.
+// Restarts the unit, because FileDescriptorStoreMax= is read only at its start.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "
@@ -132,7 +132,7 @@ std::string LargerStore(int64_t most) {
       most, std::max<int64_t>(65536, 4 * most));
 }
 
-// Returns "" if this user already may connect to the session socket.
+// Returns "" if this user may already connect to the session socket.
 std::string PathRemedy(const Facts& facts) {
   if (facts.session.seen == Seen::kHidden) {
     return "sudo chmod a+x " + ShellWord(facts.folder.path);
@@ -373,7 +373,7 @@ Finding CheckHolders(const Facts& facts) {
 
 // ---- The machine -----------------------------------------------------------
 
-// With fewer files a node of eight GPUs has too few extents: each takes a
+// A node of eight GPUs needs this many open files: each extent takes a
 // descriptor, and a second one that is kept for the next daemon (daemon/quota).
 constexpr int64_t kEnoughFiles = 8192;
 
@@ -383,7 +383,7 @@ Finding CheckDriver(const Facts& facts) {
     return Ok("no NVIDIA GPU here: GPUs are simulated");
   }
   if (!driver.fault.empty()) {
-    // A fault of a single GPU ends with its remedy (DeviceInfo::fault).
+    // A fault of a single GPU ends with a command (DeviceInfo::fault).
     const size_t remedy = driver.fault.rfind(": sudo ");
     return Problem(
         fmt::format("this machine has an NVIDIA GPU ({}), but its driver "

@@ -1,5 +1,5 @@
-// The facts that the doctor's checks examine, and how they are read from this
-// machine; tests invent them. Thread safety: one ReadFacts at a time.
+// The facts that the doctor's checks examine, and functions that read them from
+// this machine. Thread safety: one ReadFacts at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -19,10 +19,9 @@ namespace sluice::ctl {
 // The runtime folder of sluiced.service.
 inline constexpr char kUnitsFolder[] = "/run/sluice";
 
-// Facts from the daemon's snapshot.
 struct DaemonFacts {
   absl::Status reached;       // if not OK, no other field is set
-  std::string snapshot;       // of all users if this one is an administrator
+  std::string snapshot;       // of all users if this user is an administrator
   bool of_all_users = false;  // if `snapshot` has all users
   std::string version, driver;
   uint64_t generation = 0;
@@ -50,20 +49,20 @@ struct DaemonFacts {
     Bytes held;
   };
   std::vector<Holder> holders;
-  // The TCP address of metrics, or empty; why nothing is served there.
+  // The TCP address of metrics, and why nothing is served there; may be empty.
   std::string http, http_fault;
 };
 
-// The daemon's process. If none runs, this process: a daemon started by hand
-// would get its limits.
+// Facts about the daemon's process. If no daemon runs, they are about this
+// process, because a daemon started by hand would get its limits.
 struct ProcessFacts {
   std::optional<int> pid;  // unset: this process
   // /proc does not show `pid` (hidepid); the limits are then this process's.
   bool hidden = false;
-  // Empty if not visible.
+  // `command` and `folder` are empty if they are not visible.
   std::vector<std::string> command;
   std::string folder;
-  // Unset: unlimited.
+  // Unset: no limit.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files;  // the hard limit
   std::optional<MemoryLimit> memory;
@@ -112,14 +111,14 @@ struct Facts {
   bool joins_admin_group = false;
   DaemonFacts daemon;
   ProcessFacts process;
-  std::optional<UnitFacts> unit;  // set if systemd has it for this folder
+  std::optional<UnitFacts> unit;  // set if systemd has one for this folder
   bool keeper = false;  // a sluiced-keeper runs for the runtime folder
   DriverFacts driver;
   MachineFacts machine;
   // The user that listens at `daemon.http`; unset if none is visible.
   std::optional<uid_t> http_listener;
   FileFacts folder, session, admin, policy;
-  std::string policy_fault;  // what is wrong in a readable policy
+  std::string policy_fault;  // what is wrong in `policy`, if it is readable
 };
 
 struct SocketPaths {
@@ -135,7 +134,7 @@ int FindHolder(const std::string& lock);
 
 // ---- What the kernel, systemd, nvidia-smi and sluiced print ----
 
-// Returns a limit of /proc/PID/limits, in its units; unset: none, or missing.
+// Returns a limit of /proc/PID/limits; nullopt if it is unlimited or missing.
 enum class LimitKind { kSoft, kHard };
 std::optional<int64_t> ToldLimit(const std::string& limits,
                                  const std::string& name, LimitKind kind);
@@ -153,13 +152,13 @@ int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 std::optional<uid_t> ToldListener(const std::string& sockets,
                                   const std::string& address);
 
-// Parses the output of `systemctl show`; unset if there is no such unit.
+// Parses the output of `systemctl show`; nullopt if there is no such unit.
 std::optional<UnitFacts> ToldUnit(const std::string& shown);
 
 // Parses `nvidia-smi --query-gpu=persistence_mode --format=csv,noheader`.
 std::optional<std::vector<bool>> ToldPersistence(const std::string& csv);
 
-// Parses a snapshot (daemon/README.md). Internal: the text is none.
+// Parses a snapshot (daemon/README.md). Internal: the text is not a snapshot.
 absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 struct StartedWith {

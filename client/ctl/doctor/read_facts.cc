@@ -73,7 +73,7 @@ bool Joins(const std::string& user, const std::string& group) {
   return false;
 }
 
-// An administrator's snapshot lists the processes of every user.
+// Prefers the administrators' snapshot, which lists the processes of all users.
 DaemonFacts ReadDaemon(const SocketPaths& sockets) {
   const auto status = client::QueryNode(sockets.session);
   if (!status.ok()) return {.reached = status.status()};
@@ -185,7 +185,7 @@ int FindHolder(const std::string& lock) {
 
 Facts ReadFacts(const SocketPaths& sockets) {
   Facts facts;
-  // Not session.sock's folder, which may be another (--session-dir).
+  // Not the folder of session.sock, which --session-dir may move.
   const std::string folder =
       std::filesystem::path(sockets.admin).parent_path().string();
   facts.version = cli::Version();
@@ -200,7 +200,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.http_listener = ToldListener(TextOf(net + "tcp") + TextOf(net + "tcp6"),
                                      facts.daemon.http);
   facts.unit = ReadUnit(folder);
-  // A keeper in another pid namespace shows no lock's holder, but its socket.
+  // A keeper in another pid namespace is visible only by its socket.
   facts.keeper = FindHolder(folder + "/keeper.lock") > 0 ||
                  (!facts.process.pid &&
                   access((folder + "/keeper.sock").c_str(), F_OK) == 0);
@@ -213,7 +213,7 @@ Facts ReadFacts(const SocketPaths& sockets) {
   facts.joins_admin_group = Joins(facts.user, facts.admin.group);
   facts.policy =
       ReadFile((folder == kUnitsFolder ? kUnitsPolicy : folder) + "/policy");
-  // The daemon checks more than JSON when it starts.
+  // Checks only that the file is JSON. The daemon checks more when it starts.
   if (access(facts.policy.path.c_str(), R_OK) == 0 &&
       !json::accept(TextOf(facts.policy.path))) {
     facts.policy_fault = "it is damaged";

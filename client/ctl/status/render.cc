@@ -125,7 +125,7 @@ std::string ReservationLines(const json& node) {
   return table.empty() ? "" : "\n" + table.Text(kTerminalColumns, 1);
 }
 
-// Formats a line for all users together, then one per user with a quota in use.
+// For each quota, formats a line for all users together, then one per user.
 std::string QuotaLines(const json& node) {
   Table table({"QUOTA", "USER", ">USED", ">LIMIT", ">REFUSED"});
   const auto text = [](const json& from, const char* key) {
@@ -282,7 +282,7 @@ std::set<std::string> NamesOf(const json& measured) {
   return names;
 }
 
-// States on one line whether stored speeds are not in use; empty if all are.
+// Returns one line if stored speeds are not in use, else "".
 std::string NotHeld(const json& measured, bool all_used) {
   if (measured.is_null()) return "";
   if (measured.at("waits").get<bool>()) {
@@ -469,7 +469,6 @@ absl::StatusOr<std::string> Render(
   }
 }
 
-// Breaks lines to fit a terminal.
 absl::StatusOr<std::string> RenderLines(
     const std::string& text,
     const std::function<std::string(const json&)>& render) {
@@ -557,7 +556,8 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
   const auto render = [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
-    // No event from this one on is dropped: missing numbers are other users'.
+    // The daemon has all events from this number on; missing ones are other
+    // users'.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;

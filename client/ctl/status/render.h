@@ -20,7 +20,7 @@ absl::StatusOr<std::string> RenderBandwidth(const std::string& json);
 absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 
 // These format the links of the snapshot `node` (daemon/README.md), one per
-// line; the second none if no measurement is stored. They throw
+// line. RenderMeasuredLinks returns "" if no measurement is stored. They throw
 // nlohmann::json::exception if `node` has another form.
 std::string RenderLinks(const nlohmann::json& node);
 std::string RenderMeasuredLinks(const nlohmann::json& node);
@@ -46,7 +46,7 @@ struct SeenEvents {
 };
 
 // Formats the events of a snapshot, taken at `now`, that are not in `seen`, and
-// adds them there; a first line states how many in between were dropped.
+// adds them there. A first line states how many events were dropped since.
 // `as_json`: one object per line, with the time of day instead of the age.
 // Internal: this version cannot read the snapshot.
 absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,

@@ -71,7 +71,7 @@ std::string Proofs(const plan::RankPlan& rank) {
 
 // Describes equal ranks once.
 std::string Reasons(const plan::NodePlan& plan) {
-  std::vector<std::pair<std::string, std::string>> ranks_of;  // by reasons
+  std::vector<std::pair<std::string, std::string>> ranks_of;  // reasons, ranks
   for (const plan::RankPlan& rank : plan.ranks) {
     const std::string name = fmt::format("{}", rank.rank.value());
     const std::string why = RankReason(rank) + Proofs(rank);

@@ -15,13 +15,11 @@ namespace sluice::ctl {
 
 // Formats "36 MiB", or "-" for a negative amount (unknown, unlimited).
 std::string Size(int64_t bytes);
-// Formats seconds as FormatSpan does.
 std::string Span(double seconds);
 // Formats "12,345".
 std::string Count(double value);
 // Formats "24.00 GB/s", or "-" for 0.
 std::string Speed(double bytes_per_second);
-// Formats "2.3026".
 std::string Loss(double value);
 // Formats a fraction as "12.5 %".
 std::string Percent(double part);
@@ -31,9 +29,7 @@ std::string Bar(double part, double whole);
 // Returns the number, or -1 for null, which Size formats as "-".
 int64_t Number(const nlohmann::json& from, const char* key);
 std::string Text(const nlohmann::json& from, const char* key);
-// Formats a field in bytes.
 std::string SizeOf(const nlohmann::json& from, const char* key);
-// Formats a field in seconds.
 std::string SpanOf(const nlohmann::json& from, const char* key);
 // Formats a number by `format`, and null as "-".
 std::string Optional(const nlohmann::json& value,

@@ -43,7 +43,7 @@ absl::Status CannotWrite(const std::string& path, int error) {
                   path, std::strerror(error)));
 }
 
-// The mode that the umask allows; mkstemp would make the output private.
+// Returns the mode that the umask allows. Files of mkostemp are private.
 mode_t PlainMode() {
   const mode_t mask = umask(0);
   umask(mask);

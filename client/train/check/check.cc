@@ -18,7 +18,7 @@ namespace sluice::train {
 namespace {
 
 // A random text, the same for every number of ranks. Each label is ignored with
-// a chance of 1 in 16, except the last, since one must count.
+// a chance of 1 in 16, except the last, because one label must count.
 struct Tokens {
   std::vector<int64_t> ids, labels;
   int64_t count = 0;
@@ -39,8 +39,9 @@ Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   return text;
 }
 
-// Sets weights so that every path matters: no gradient hides behind a zero
-// bias, a unit norm, or attention that is flat because its scores are tiny.
+// Sets random weights, so that an error of any path shows in a gradient. A
+// run's initial weights would hide errors: biases are 0, norms 1, and scores so
+// small that attention is flat.
 absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
                      runtime::HostStage& stage) {
   at::Generator random = at::detail::createCPUGenerator(seed);
@@ -108,7 +109,7 @@ absl::Status Judge(const StepperContext& context, const Tokens& text,
   return absl::OkStatus();
 }
 
-// Gathers loss and gradients of all ranks on rank 0.
+// Sums gradients on rank 0, and returns the mean loss of all ranks.
 absl::StatusOr<double> GatherStep(const StepperContext& context,
                                   const runtime::StepResult& own) {
   runtime::Collectives* const all = context.collectives;

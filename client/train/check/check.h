@@ -5,20 +5,20 @@
 // max|b| among its layer's parameters), with b from the reference. The second
 // bound is for gradients that are zero in exact arithmetic (K's bias without
 // RoPE), where any rounding would be an error of 1. Parameters of no layer
-// (embedding, final norm, head) are one group. Ok: at most 1e-4, and a loss
-// error of at most 1e-5.
+// (embedding, final norm, head) are one group. A step is ok if no error exceeds
+// 1e-4 and the loss error does not exceed 1e-5.
 //
-// bf16. Each parameter is judged alone: its gradient a is compared with p, that
-// of plain torch in bf16:
-//   norm   |a-b| <= 1.5 |p-b|: no less exact than plain torch, as a whole;
-//   scale  |1 - <a,b>/<b,b>| <= 0.02: rounding goes both ways, so a factor or
-//          missing rows show here, however coarse bf16 is.
-// A norm error of 1e-5 of its group's largest norm does not count. A gradient
-// of less than 1/1000 of that norm has no scale: its error may be 1.5 times
-// plain torch's or 1.5/1000 of that norm. The loss error may be 1.5 times plain
-// torch's (at least 2^-8, because plain torch may be right by chance), and so
-// may the largest fp32-like error of gradients with a scale.
-// Thread safety: one thread.
+// bf16. Each parameter is judged alone: its gradient a is compared with p, the
+// gradient of plain torch in bf16:
+//   norm   |a-b| <= 1.5 |p-b|: the error is hardly larger than plain torch's;
+//   scale  |1 - <a,b>/<b,b>| <= 0.02: a wrong factor or missing rows show here
+//          even in bf16, because errors of rounding cancel out.
+// Let g be the largest |b| in the parameter's group. |p-b| counts as at least
+// 1e-5 g. If |b| <= 1e-3 g, the scale is not judged, and |p-b| counts as at
+// least 1e-3 g. The loss error may be 1.5 times plain torch's (at least 2^-8,
+// because plain torch may be right by chance). The largest error by fp32's
+// formula, over the gradients with a judged scale, may be 1.5 times plain
+// torch's too. Thread safety: one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +35,7 @@ namespace sluice::train {
 class PeerWatch;
 struct StepperContext;
 
-// The oracle: the same model in plain torch, with the whole attention matrix
+// The oracle: the trained model in plain torch, with the whole attention matrix
 // and autograd, in any dtype. It shares no code with the streamed path: plain
 // numbers and a map of weights go in. Names are those of the flat model
 // ("layers.0.q_weight"). Needs memory for layers x heads x length^2.

@@ -17,8 +17,8 @@ constexpr double kFp32Loss = 1e-5;
 constexpr double kOverPlain = 1.5;
 constexpr double kBf16Loss = 1.0 / 256;
 constexpr double kScale = 0.02;
-// Both are fractions of a group's largest norm: a gradient below kNoScale has
-// no scale to judge, and an error below kNoError does not count.
+// Fractions of a group's largest norm. The scale of a gradient below kNoScale
+// is not judged; plain torch's error counts as at least kNoError.
 constexpr double kNoScale = 1e-3;
 constexpr double kNoError = 1e-5;
 
@@ -35,7 +35,7 @@ double NormOf(const at::Tensor& t) {
   return at::linalg_vector_norm(t).item().toDouble();
 }
 
-// Returns each group's largest `size` of a gradient.
+// Returns the largest `size` of a gradient in each group.
 std::map<std::string, double> Largest(const ReferenceResult& truth, auto size) {
   std::map<std::string, double> largest;
   for (const auto& [name, b] : truth.gradients) {

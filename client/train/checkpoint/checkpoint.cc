@@ -79,11 +79,11 @@ Json GptConfig(const ModelShape& c) {
                {"resid_pdrop", 0.0},
                {"embd_pdrop", 0.0},
                {"attn_pdrop", 0.0},
-               // the default, 50256, exceeds most of ours
+               // the default, 50256, exceeds most vocabularies here
                {"bos_token_id", nullptr},
                {"eos_token_id", nullptr},
                {"tie_word_embeddings", true}};
-  // GPT-2 itself has no grouped queries.
+  // GPT-2 has no grouped queries, so the type gets another name.
   if (c.kv_heads != c.heads) {
     json["model_type"] = "gpt2_grouped";
     json["num_key_value_heads"] = c.kv_heads;
@@ -218,7 +218,7 @@ std::vector<std::pair<const char*, at::Tensor>> NamedStates(AdamW& optimizer) {
   return named;
 }
 
-// Labels a shard, because the sizes of all ranks' shards may be equal.
+// Identifies a shard, because shards of other ranks may have the same size.
 std::string ShardLabel(int rank, const StateFile& state) {
   return fmt::format("rank {} of {}, step {} of run {}", rank, state.ranks,
                      state.step, state.identity.run);
@@ -254,8 +254,8 @@ absl::Status IsBroken(const absl::Status& status) {
   return absl::NotFoundError("it is broken: " + std::string(status.message()));
 }
 
-// Validates the plan like one from the daemon. NotFound: it is missing, broken
-// or of another run.
+// Validates a saved plan like a plan from the daemon. NotFound: it is missing,
+// broken or of another run.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
@@ -324,7 +324,7 @@ class Shards {
     return readers_[owner].get();
   }
 
-  // Reads the states of flat elements [offset, offset + size) to place `to`.
+  // Reads the states of flat elements [offset, offset + size) to element `to`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to) {
     const auto behind =
         std::ranges::upper_bound(buckets_, offset, {}, &stream::Bucket::offset);
@@ -351,8 +351,8 @@ class Shards {
   const std::vector<std::pair<const char*, at::Tensor>> named_;
   runtime::HostStage& stage_;
   std::vector<stream::Bucket> buckets_;  // as the checkpoint's run cut them
-  std::vector<int64_t> places_;          // of each bucket in its owner's shard
-  std::vector<int64_t> sizes_;           // of the shards
+  std::vector<int64_t> places_;  // each bucket's first element in a shard
+  std::vector<int64_t> sizes_;   // of the shards, in elements
   std::vector<std::string> paths_;
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;
 };

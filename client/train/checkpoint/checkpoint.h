@@ -6,9 +6,9 @@
 //     optimizer-0-of-2.safetensors, …    a rank's m, v, master, RNG
 //     plan-0-of-2.json, …                a rank's profile and the plan
 //
-// A run that resumes on as many ranks and threads goes on bit for bit; on
-// another number of ranks within rounding, because buckets change their owners
-// and a new plan is made.
+// A run that resumes on as many ranks and threads goes on bit for bit. On
+// another number of ranks its losses agree within rounding, because buckets
+// change their owners and a new plan is made.
 // Errors: InvalidArgument, one line: which file, and what is broken in it.
 // Thread safety: one thread per rank.
 #pragma once
@@ -49,24 +49,24 @@ struct Checkpoint : FoundCheckpoint {
   int rank = 0;
   int world_size = 1;
 
-  // InvalidArgument: it is of another text, without --allow-other-data.
+  // InvalidArgument: the checkpoint is of another text, and --allow-other-data
+  // is not set.
   absl::Status CheckData(const RunOptions& options,
                          const RunIdentity& now) const;
-  // Formats path, step and run on one line for people.
   std::string Describe() const;
 
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
   // Overwrites all states of this rank. Call it before the first update.
   absl::Status LoadOptimizer(AdamW& optimizer, runtime::HostStage& stage) const;
-  // NotFound: there is none for this run's shape, ranks, alpha and HBM; the
-  // message has the reason, for people.
+  // NotFound, with the reason: no plan was saved for this run's shape, ranks,
+  // alpha and HBM.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
   // Returns the saved plan's settings, even if the plan does not suit this run.
   std::optional<stream::Settings> LoadSettings() const;
 };
 
-// As FindCheckpoint. Refuses another model or dtype and names the flag.
+// Refuses a checkpoint of another model or dtype, and names the flag.
 absl::StatusOr<Checkpoint> OpenCheckpoint(const std::string& path,
                                           const RunOptions& options,
                                           const RankEnvironment& environment);

@@ -56,7 +56,6 @@ int64_t Number(const Json& json, const char* name) {
   return json[name].get<int64_t>();
 }
 
-// Formats a setting of a plan's key as text.
 std::string InWords(const Json& key, const std::string& name) {
   if (name == "hbm" && key.contains(name)) {
     return FormatBytes(Bytes(Number(key, "hbm"))) + " of GPU memory per rank";
@@ -94,7 +93,7 @@ int64_t StepOf(const fs::path& path) {
   return *digits != '\0' && *end == '\0' ? step : -1;
 }
 
-// InvalidArgument: the folder has checkpoints of more than one run. Those
+// InvalidArgument: the folder has checkpoints of more than one run. Checkpoints
 // without an id (format 1) may belong to any run.
 absl::Status CheckOneRun(const std::string& folder,
                          const std::vector<int64_t>& steps) {
@@ -377,7 +376,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path) {
 absl::Status CheckSaveFolder(const std::string& folder) {
   // Only making a folder shows whether it can be made: permissions do not bind
   // root, and say nothing of a full or virtual file system. The unique name in
-  // the deepest existing folder touches nothing that other processes make.
+  // the deepest existing folder touches no other process's files.
   std::error_code error;
   fs::path at = fs::absolute(folder, error);
   while (!fs::exists(at, error) && at != at.parent_path()) {
@@ -413,7 +412,7 @@ absl::StatusOr<std::unique_ptr<SaveFolder>> SaveFolder::Claim(
       UniqueFd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (!claimed->lock_) return ErrnoStatus(errno, "--save " + folder);
   const int locked = flock(claimed->lock_.get(), LOCK_EX | LOCK_NB);
-  if (locked != 0 && errno == EWOULDBLOCK) {  // else there may be no flock
+  if (locked != 0 && errno == EWOULDBLOCK) {  // else: flock may be unsupported
     return BadInput(
         "--save {}: another run is saving into it now: name another folder",
         folder);
@@ -525,7 +524,7 @@ void SaveFolder::Rotate(int64_t keep) {
     if (!state.ok() || state->identity.run != identity_.run) continue;
     if (ReadWhole(name).ok() && ++whole <= keep) continue;
     if (whole == 0) continue;  // incomplete, but newer than every complete one
-    // Renamed first, because a half removed checkpoint must not have its name.
+    // Renamed first: a half removed checkpoint must not look complete.
     std::error_code error;
     const std::string gone = Temporary(folder_, step);
     fs::rename(name, gone, error);

@@ -48,12 +48,12 @@ absl::Status WriteState(const std::string& folder, const RunOptions& options,
                         const StateFile& state);
 // InvalidArgument: it is incomplete. OutOfRange: a newer program wrote it.
 absl::StatusOr<StateFile> ReadState(const std::string& folder);
-// InvalidArgument: a flag, which it names, differs from the saved one.
+// InvalidArgument, with the flag: a flag differs from the saved one.
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
 
 // Returns the key of a saved plan: runs with equal keys can use the same plan.
-// `attention` is a GPU's kernel (RankMemory::KernelName), empty on a simulated
-// one; `rounds_output` is RoundsOutput of step/stepper.h; `states` is the place
+// `attention` is the kernel (RankMemory::KernelName), or empty on a simulated
+// GPU; `rounds_output` is RoundsOutput of step/stepper.h; `states` is the place
 // of the optimizer's states.
 std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
                     const std::string& attention, bool rounds_output,
@@ -72,8 +72,9 @@ std::string CheckpointName(const std::string& folder, int64_t step);
 std::vector<int64_t> StepsIn(const std::string& folder);
 
 // Checks that all files of a resumed run exist and have the sizes that their
-// headers state. InvalidArgument or NotFound names what is wrong. OutOfRange (a
-// newer program's format) and a shortage do not mean an incomplete checkpoint.
+// headers state. InvalidArgument or NotFound names what is wrong. After
+// OutOfRange (a newer format) or a marked shortage, the checkpoint may be
+// complete.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);
 
 struct FoundCheckpoint {
@@ -89,8 +90,8 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& path);
 absl::Status WriteFile(const std::string& path, const std::string& text);
 absl::StatusOr<std::string> ReadFile(const std::string& path);
 
-// InvalidArgument: checkpoints cannot be written there. Leaves nothing behind,
-// and does not touch what other processes are making.
+// InvalidArgument: checkpoints cannot be written there. Leaves no file, and
+// does not touch files that other processes are making.
 absl::Status CheckSaveFolder(const std::string& folder);
 
 // The folder into which a run saves its checkpoints. It belongs to one run, and
@@ -98,7 +99,7 @@ absl::Status CheckSaveFolder(const std::string& folder);
 //
 //   checkpoint-6        complete
 //   checkpoint-9.tmp    being written, or being removed
-//   checkpoint-6.old    the former one of this step, until the new one is there
+//   checkpoint-6.old    a replaced checkpoint, until the new one has its name
 //
 // Guarantees: a folder with a checkpoint's name was complete when it got the
 // name. A claimed folder has no checkpoint of another run, and none of this run
@@ -120,11 +121,9 @@ class SaveFolder {
   // Returns the folder into which all ranks write the checkpoint of this step.
   static std::string Temporary(const std::string& folder, int64_t step);
 
-  // Makes the temporary folder.
   absl::Status Begin(int64_t step);
-  // Renames it to the checkpoint's name, in place of an existing one.
+  // Renames the temporary folder, in place of an existing checkpoint.
   absl::Status Commit(int64_t step);
-  // Removes the temporary folder after a failure.
   void Abandon(int64_t step);
   // Removes all but the newest `keep` complete checkpoints of this run. Call it
   // only after a Commit, so that the resumed checkpoint stays until there is a

@@ -249,7 +249,7 @@ absl::StatusOr<std::string> Corpus::Fingerprint() {
   std::string bytes = fmt::format("{} tokens;", total_);
   const int64_t size = std::min(kPieceTokens, total_);
   std::vector<int64_t> tokens(static_cast<size_t>(size));
-  int64_t done = 0;  // pieces of a short text overlap
+  int64_t done = 0;  // end of the last piece; pieces of a short text overlap
   for (int64_t i = 0; i < kPieces; ++i) {
     const int64_t at =
         i + 1 < kPieces ? (total_ - size) / (kPieces - 1) * i : total_ - size;

@@ -42,7 +42,7 @@ class Corpus {
  private:
   struct File {
     std::string path;
-    int64_t first = 0;  // of its first token in the corpus
+    int64_t first = 0;  // index of its first token in the corpus
     int64_t tokens = 0;
     int64_t skip = 0;  // bytes before its first token
   };
@@ -75,11 +75,10 @@ class Dealer {
       : corpus_(corpus), layout_(layout), rank_(rank) {}
 
   // Fills `ids` and `labels`, each of layout.total_local_rows(rank), with this
-  // rank's rows, chunk after chunk, of the sequence at token `cursor`, or at
-  // token 0 if less than a whole sequence is left.
+  // rank's rows, chunk after chunk. The sequence starts at token `cursor`, or
+  // at token 0 if less than a whole sequence is left.
   absl::Status Deal(int64_t cursor, std::span<int64_t> ids,
                     std::span<int64_t> labels);
-  // Returns where the next sequence starts.
   int64_t Next(int64_t cursor) const {
     return Start(cursor) + layout_.seq_len();
   }

@@ -32,7 +32,7 @@ namespace {
 constexpr absl::Duration kGrace = absl::Seconds(2);
 constexpr absl::Duration kLimit = absl::Seconds(4);
 
-// Rank 0 takes the socket over, so no other process can take the port.
+// Rank 0 inherits the socket, so no other process can take the port.
 absl::StatusOr<UniqueFd> Listen(int& port) {
   UniqueFd fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
@@ -117,8 +117,8 @@ class Ranks {
       }
       if (!socket.empty()) environment.emplace_back("SLUICE_SOCKET", socket);
       spawn.environment = EnvironmentWith(environment);
-      // Never fork: a forked copy of a process that maps leased memory would
-      // keep it, and torch's threads do not survive a fork.
+      // Spawns and never forks: a fork of a process that maps leased memory
+      // would keep that memory, and torch's threads do not survive a fork.
       const auto pid = Spawn(words, spawn);
       if (!pid.ok()) {
         Signal(SIGKILL);
@@ -174,7 +174,8 @@ class Ranks {
     }
     std::fprintf(stderr, "error: %s\n", Blame(*cause).c_str());
     if (cause->Spoke()) return cause->result->exit;
-    // The rank wrote no result, but its exit status may be one of ours.
+    // The rank wrote no result, but its exit status may be an ExitCode
+    // (outcome.h).
     const int own =
         WIFEXITED(*cause->status) ? WEXITSTATUS(*cause->status) : kExitFault;
     return own <= kExitOpenFiles ? own : kExitFault;
@@ -280,7 +281,7 @@ class Ranks {
   }
 
   std::vector<RankProcess> processes_;
-  std::vector<const RankProcess*> order_;  // by when they ended
+  std::vector<const RankProcess*> order_;  // by end time, earliest first
   std::optional<Watchdog> watchdog_;
   double looked_s_ = 0;
   std::string late_;  // why the watchdog ended the run

@@ -1,5 +1,5 @@
-// Starts the ranks of a run on this node and waits until all have ended, and
-// watches and ends child processes, which proto/base/spawn.h starts.
+// Starts the ranks of a run on this node and waits until all have ended. Also
+// awaits and ends other child processes, which proto/base/spawn.h starts.
 //
 // Each rank runs this binary with torchrun's variables. If one fails, the
 // others have 2 s to end by themselves; then they get SIGTERM, then SIGKILL.
@@ -52,7 +52,7 @@ bool IsStopped(pid_t pid);
 // Formats a wait status as "exit status 3" or "signal 9 (Killed)".
 std::string DescribeWaitStatus(int status);
 
-// Returns the folder of this process's binary, where Sluice's others are too.
+// Returns the folder of this process's binary and Sluice's other binaries.
 std::string BinaryFolder();
 
 // Ends this process when its parent `launcher` ends, however that happens.

@@ -22,7 +22,7 @@
 namespace sluice::train {
 namespace {
 
-// Values that follow from several flags, and the first flag with a bad value.
+// Flags that Convert turns into options. `bad` is the first error.
 struct RawFlags {
   std::string arch = "llama";
   int64_t kv_heads = 0;
@@ -69,9 +69,9 @@ void AddChoice(CLI::App& app, RawFlags& raw, const char* name, T& to,
   AddText(app, raw, name, read, help)->default_str(otherwise);
 }
 
-// Adds a flag with a number from 0 to `most`, or "auto", its default, which is
-// read as -1. An optional number stays unset for an empty text. The error
-// quotes `range`.
+// Adds a flag with a number from 0 to `most`, or with "auto", which is read as
+// -1. An optional number stays unset for an empty text. The error quotes
+// `range`.
 CLI::Option* AddNumber(CLI::App& app, RawFlags& raw, const char* name, auto& to,
                        double most, const char* range, const char* help) {
   constexpr bool kOptional = requires { to.reset(); };
@@ -369,8 +369,8 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// With --chunk a run is cut the same every time; without it, the settings are
-// chosen later by measurement.
+// Sets the settings. Without --chunk, those of a training run are measured
+// later.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
     return BadInput(
@@ -380,7 +380,7 @@ absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.prefetch && *raw.prefetch < 1) {
     return BadInput("--prefetch {}: must be between 1 and 64", *raw.prefetch);
   }
-  // Unless settings are measured, --rerun alone makes chunks run again.
+  // If settings are not measured, chunks run again only with --rerun.
   const bool given = raw.chunk || o.command != Command::kTrain;
   const double rerun = raw.rerun.value_or(given ? 0 : -1);
   if (rerun >= 0) o.rerun = rerun;
@@ -480,7 +480,7 @@ absl::Status CheckNumbers(const RunOptions& o) {
   });
 }
 
-// Chunks that run again drop their free classes, so these must swap nothing.
+// Chunks that run again drop all free() classes, which must then swap nothing.
 absl::Status CheckRerun(const RunOptions& o) {
   if (o.rerun.value_or(0) == 0) return absl::OkStatus();
   if (o.alpha > 0) {

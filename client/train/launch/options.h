@@ -37,7 +37,7 @@ struct RunOptions {
   int64_t chunk = 0;  // global tokens
   int prefetch = 0;
   std::optional<stream::BackwardOrder> order;
-  bool resident = false;  // set by the choice: all stays in HBM if it fits
+  bool resident = false;          // chosen: everything stays in HBM if it fits
   std::optional<double> rerun;    // fraction of the chunks; unset: chosen
   int64_t rerun_layers = 0;       // 0: chosen, or 1 with --chunk
   int64_t rerun_chunks = 0;       // chosen, or from `rerun` with --chunk
@@ -69,13 +69,13 @@ struct RunOptions {
   Bytes host;  // all local ranks together; 0: what the budgets allow
   std::string save;
   int64_t save_every = 0;
-  int64_t keep_checkpoints = 0;  // number of newest ones to keep; 0: all
+  int64_t keep_checkpoints = 0;  // how many of the newest to keep; 0: all
   std::string resume;
-  bool allow_other_data = false;  // another text than the resumed run's
+  bool allow_other_data = false;  // resume with another text
   std::string log_jsonl;
   std::string trace;
-  // Seconds without progress of a rank. 0: never; negative: derived from the
-  // step's expected time (watch/watchdog.h).
+  // Seconds without progress until a rank is reported, and until the run ends.
+  // 0: never; negative: from the step's expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;
   std::vector<int64_t> gpus;  // given to ranks in turn; empty: spread

@@ -162,7 +162,7 @@ void PeerLine::Look() {
   std::erase_if(peers_, [this](Peer& peer) ABSL_NO_THREAD_SAFETY_ANALYSIS {
     return !Read(peer);
   });
-  // No message can name the death of rank 0, so others do not wait for one.
+  // No message reports the death of rank 0, so other ranks wait for none.
   const absl::Duration naming = listener_ ? kNaming : absl::ZeroDuration();
   for (const Peer& peer : peers_) {
     if (absl::Now() - peer.closed_at >= naming) {

@@ -1,4 +1,4 @@
-// Tells every rank of a run, on every node, that one of them has died.
+// Tells every rank of a run, on every node, that a rank has died.
 //
 // A daemon informs only the ranks of its own node, and NCCL's kernels wait for
 // a dead rank forever. So each rank keeps a TCP connection to rank 0, which
@@ -7,9 +7,9 @@
 // signal does not count as dead. TCP's keepalive detects within 6 s a node that
 // lost power.
 //
-// Rank 0 waits kNaming before it passes a death on: until then, another rank of
-// that node may send what its daemon knows of it. Rank 0's own death closes all
-// connections.
+// Rank 0 waits kNaming before it passes a death on, because another rank of the
+// same node may send what its daemon knows about the death. Rank 0's own death
+// closes all connections.
 //
 // The connections carry lines: first "TOKEN RANK", then "died WHAT" or "end".
 // Thread safety: safe.
@@ -43,9 +43,9 @@ class PeerLine {
   // callback runs on the line's thread, at most once, and may block.
   using OnDeath = std::function<void(const std::string& what)>;
 
-  // Rank 0's: listens on all of this node's addresses.
+  // Makes rank 0's line, which listens on all of this node's addresses.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Hold(OnDeath on_death);
-  // Other ranks': Unavailable if rank 0 is not reached within 10 s.
+  // Makes another rank's line. Unavailable: rank 0 is not reached within 10 s.
   static absl::StatusOr<std::unique_ptr<PeerLine>> Reach(
       const std::string& address, Place place, int rank, OnDeath on_death);
   ~PeerLine();
@@ -54,7 +54,7 @@ class PeerLine {
   // Sends a death, which may be this rank's own, to all other ranks, unless one
   // was sent or received before. Does not wait for them.
   void Tell(const std::string& what);
-  // Declares this rank's coming end normal. It reports no death afterwards.
+  // Declares this rank's end normal. The line reports no death afterwards.
   void End();
 
  private:
@@ -123,7 +123,7 @@ class PeerWatch {
   void PeerDied(const std::string& what);
   // From now on the end of a peer is normal, and an eviction has no effect.
   void Disarm();
-  // Returns a peer's death, marked as one, or an eviction, or OK.
+  // Returns a peer's death (IsCausedByPeer), or an eviction, or OK.
   absl::Status why() const;
   // Returns the Status with which the rank ends, given its own `status`. A
   // peer's death replaces the error of a lost collective (the news may take

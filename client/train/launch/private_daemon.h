@@ -1,8 +1,7 @@
 // A sluiced for one run only, with simulated GPUs, in a temporary folder.
 //
 // It is started through this binary's hidden `guard` command, which asks the
-// kernel to end the daemon when the launcher ends, so that not even kill -9 of
-// the launcher leaves it running.
+// kernel to end the daemon when the launcher ends, even by kill -9.
 // Thread safety: one thread.
 #pragma once
 

@@ -18,7 +18,7 @@ namespace {
 
 constexpr long kMostRanks = 1 << 20;
 
-// Parses the number at `at` and moves `at` behind it. Returns -1 if none.
+// Parses the number at `at` and moves `at` behind it; -1 if there is none.
 long TakeNumber(const char*& at) {
   char* end = nullptr;
   const long value = std::strtol(at, &end, 10);
@@ -58,7 +58,7 @@ bool StartedBySrun(const Variables& variables) {
          variables("SLURM_PROCID").has_value() && std::atol(tasks->c_str()) > 1;
 }
 
-// Slurm's list "2(x3),1" means three nodes of two tasks and one of one.
+// Slurm's list "2(x3),1" means three nodes of 2 tasks and one of 1 task.
 absl::StatusOr<int> TasksOnNode(const std::string& text, int node) {
   const char* at = text.c_str();
   long nodes = 0;

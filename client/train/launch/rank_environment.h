@@ -33,7 +33,7 @@ struct RankEnvironment {
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
   int master_listen_fd = -1;  // rank 0 of our launcher: already listening
-  // These are our launcher's: empty, unset or 0 if it did not start this rank.
+  // Set by our launcher; empty, unset or 0 if it did not start this rank.
   std::string result_file;
   std::string page_file;
   std::optional<GpuPlace> gpu;
@@ -51,14 +51,14 @@ bool IsRank(const Variables& variables = OfProcess);
 absl::StatusOr<RankEnvironment> ReadRankEnvironment(
     const Variables& variables = OfProcess);
 
-// Returns the place of each local rank: the GPUs of --gpu in turn; else, if the
-// node has more GPUs than the job has ranks, those with the most free memory,
-// so that jobs of one rank do not all land on the first GPU; else rank r takes
-// GPU r mod GPUs, as with other launchers. `gpus` are those that may be used,
-// by index. `spread` is false for ranks that choose one by one: their choice
-// must not depend on what is free at that moment. InvalidArgument: a GPU of
-// `named` is not among `gpus`, or more are named than there are ranks.
-// NotFound: there are no GPUs.
+// Returns the place of each local rank. Ranks take the GPUs `named` in turn. If
+// none is named and there are more GPUs than ranks, ranks take those with the
+// most free memory, so that jobs of one rank do not all use the first GPU.
+// Otherwise rank r takes GPU r mod GPUs, as with other launchers. `gpus` are
+// those that may be used, by index. Pass `spread` = false for ranks that choose
+// one by one: free memory, which changes between their choices, then does not
+// count. InvalidArgument: a GPU of `named` is not among `gpus`, or more are
+// named than there are ranks. NotFound: there are no GPUs.
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread);
@@ -68,7 +68,7 @@ absl::StatusOr<std::vector<int64_t>> ParseGpuList(const std::string& text);
 
 // Returns the GPUs of the daemon's node that CUDA_VISIBLE_DEVICES does not hide
 // (Slurm sets it, too), or all if CUDA sees none of them. CUDA is started only
-// if the variable is set, because that takes a second. Errors: those of
+// if the variable is set, because starting it takes a second. Errors: those of
 // client::ListGpus and of the CUDA driver.
 absl::StatusOr<std::vector<client::GpuState>> ListVisibleGpus(
     const std::string& socket);

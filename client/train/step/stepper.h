@@ -1,5 +1,5 @@
 // Runs one micro-batch forward and backward by the chosen method, and chooses
-// how its step is cut if the command line leaves it open.
+// the settings of a step that the command line leaves open.
 // Thread safety: one thread; all ranks make the same calls together.
 #pragma once
 
@@ -68,7 +68,7 @@ class Stepper {
   client::CopyStats copies() const;
   std::vector<client::CopyRecord> TakeCopies();
 
-  // The run of method sluice; null: a baseline, which has no plan.
+  // The run of method sluice; null for a baseline, which has no plan.
   runtime::StreamedStepper* streamed() const { return streamed_.get(); }
   const runtime::SavedPlan* saved_plan() const {
     return streamed_ != nullptr ? &streamed_->saved_plan() : nullptr;
@@ -87,7 +87,7 @@ class Stepper {
   const std::unique_ptr<runtime::WeightSource> weights_;
   std::unique_ptr<runtime::StreamedStepper> streamed_;
   runtime::BaselineOptions baseline_;
-  std::unique_ptr<client::CopyEngine> copies_;  // these three are alst's
+  std::unique_ptr<client::CopyEngine> copies_;  // last three: only for alst
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<runtime::HostInputs> inputs_;
 };
@@ -97,13 +97,13 @@ class Stepper {
 absl::StatusOr<stream::Settings> ChooseSettings(const StepperContext& context,
                                                 std::string& why);
 
-// Returns the least HBM that a step needs besides the states: only the rows of
-// --fractions are kept, with the given chunk, else the first one that is tried.
+// Returns the least HBM that a step needs besides the states, if it keeps only
+// the rows of --fractions, with the given or the first tried chunk size.
 Bytes LeastStepBytes(const StepperContext& context);
 
 // Sets the order of backward's blocks if --chunk is given and the order is not.
-// Nothing is measured: it chooses the order that moves fewer bytes, or the only
-// one that has the classes of --fractions. All ranks choose the same.
+// Measures nothing: chooses the order that moves fewer bytes, or the only one
+// that has the classes of --fractions. All ranks choose the same.
 // InvalidArgument: no order has these classes.
 absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                          std::string& why);

@@ -67,7 +67,7 @@ void StepTracker::Began(std::string_view kind) {
   const auto has = [base](const char* part) {
     return base.find(part) != std::string_view::npos;
   };
-  // These do not run once per chunk; they keep the place of the kind before.
+  // Such segments do not run once per chunk, so they leave place_ unchanged.
   if (has("offdiagonal") || has("recompute")) return;
   auto begun = begun_.find(base);
   if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
@@ -154,7 +154,7 @@ RankPage::~RankPage() { munmap(shared_, sizeof(Shared)); }
 void RankPage::Publish() {
   const Words words = std::bit_cast<Words>(own_);
   // Stores the first word, the events, last. Read loads it first, so a reader
-  // that sees an event sees all that it set.
+  // that sees an event sees all words that the event set.
   for (size_t i = words.size() - 1; i > 0; --i) {
     shared_->words[i].store(words[i], kRelaxed);
   }

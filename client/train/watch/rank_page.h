@@ -1,5 +1,5 @@
-// Where a rank is: which part of a step runs, the page on which other processes
-// see it, and the sentences for people about it.
+// Tracks which part of a step a rank runs, shows it to other processes on a
+// shared page, and describes it to people.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct StepPlace {
   bool backward = false;
 };
 
-// A kind's share of one sequence. Only ratios matter.
+// The cost of a kind of segments in one sequence. Only ratios matter.
 struct SegmentCost {
   double seconds = 0;  // one execution
   int64_t executions = 0;
@@ -69,7 +69,7 @@ enum class RankPhase : uint32_t {
   kSaving,
 };
 
-// A short text in place; a longer one is cut.
+// A text of up to 47 bytes; a longer text is cut.
 class PageText {
  public:
   PageText& operator=(std::string_view text);
@@ -83,7 +83,7 @@ class PageText {
 
 // Trivially copyable, because a page holds its bytes.
 struct RankSample {
-  uint64_t events = 0;       // counts everything that the rank does
+  uint64_t events = 0;       // grows with everything that the rank does
   uint64_t collectives = 0;  // entered so far
   int64_t step = 0;          // the current or last one; counts from 1
   PageText segment;          // current segment or other work; empty: none
@@ -101,8 +101,8 @@ struct RankSample {
 // hangs or is stopped cannot answer a question; its own monitor thread and the
 // launcher read it.
 // Thread safety: one writer, the compute thread, and any number of readers, in
-// this process or others. A reader may see fields of two neighbouring moments;
-// the page of a rank that stands still is exact.
+// this process or others. A reader may see fields of two successive updates.
+// The page of a rank that hangs is exact.
 class RankPage {
  public:
   // An empty path makes a page that only this process sees.
@@ -122,7 +122,7 @@ class RankPage {
  private:
   struct Shared;
   explicit RankPage(Shared* shared) : shared_(shared) {}
-  void Publish();  // own_, as one more event
+  void Publish();  // copies own_ to the page
   RankSample own_;
   Shared* const shared_;
 };
@@ -144,7 +144,7 @@ struct StopWish {
   int signal = 0;            // 0: the job was evicted
   int64_t last_step = 0;     // the last step to run; 0: none
   std::string save;          // empty: nothing is saved
-  bool second_kills = true;  // under our launcher
+  bool second_kills = true;  // if our launcher started the rank
 };
 // Formats "Ctrl-C: finishing step 12 (about 34 s left), then saving to out/run;
 // press Ctrl-C again to stop at once".

@@ -62,7 +62,7 @@ void Console::Note(const std::string& text) {
 void InstallStopSignals() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
-  // Reads and writes go on: the flag is read only at the end of a step.
+  // Restarts reads and writes, because the flag is read only at a step's end.
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);

@@ -52,13 +52,13 @@ class RankWatch final : public runtime::SegmentObserver,
  public:
   struct Options {
     std::string page_file;  // empty: no other process reads it
-    bool speaks = false;    // rank 0 of a training run
+    bool speaks = false;    // prints progress; rank 0 of a training run
     bool launched = false;  // by our launcher
     int64_t steps = 0;
     std::string save;
-    // Set in one rank per node, which reports when its daemon goes and is back.
+    // Set in one rank per node, which reports that its daemon went or is back.
     std::function<bool()> daemon_answers;
-    std::string daemon;  // its socket, for people
+    std::string daemon;  // the daemon's socket, for people
     // Without our launcher: the limits of this rank's own watchdog, and a
     // callback on the watch's thread that ends the rank; else `end` is null.
     WatchLimits limits;
@@ -87,8 +87,8 @@ class RankWatch final : public runtime::SegmentObserver,
   void EndStep(double seconds);
   // Records a piece of a step that is no segment; empty: the piece ended.
   void At(std::string_view what);
-  // Returns whether a stop was requested, and prints that if it was not printed
-  // yet. A request that comes later ends the run after step `next`.
+  // Returns whether a stop was requested, and prints the request if it was not
+  // printed yet. A later request ends the run after step `next`.
   bool HearStop(int64_t next);
   void SegmentBegan(std::string_view kind) override;
   void SegmentEnded(std::string_view kind) override;
@@ -119,7 +119,7 @@ class RankWatch final : public runtime::SegmentObserver,
   // Either thread prints a stop request, once.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
-  // The run would end after it if a stop were requested now; 0: at once.
+  // The step after which a stop would end the run; 0: at once.
   int64_t last_step_ ABSL_GUARDED_BY(stop_mutex_) = 0;
 
   Mutex mutex_;

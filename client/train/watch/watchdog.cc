@@ -106,9 +106,10 @@ WatchVerdict Watchdog::Look(const std::vector<WatchedRank>& ranks,
     least = std::min(least, ranks[i].sample.collectives);
     any_stopped = any_stopped || ranks[i].stopped;
   }
-  // On GPUs collectives are only issued: a rank that waits for one is in none,
-  // but has begun more collectives than another rank. A stopped rank counts as
-  // late, however many collectives it has begun, and all others wait for it.
+  // On GPUs collectives are only issued: a rank that waits for a collective is
+  // not inside it, but has begun more collectives than another rank. A stopped
+  // rank counts as late, however many collectives it has begun, and all others
+  // wait for it.
   const auto waits = [&](const WatchedRank& r) {
     if (r.stopped) return false;
     if (any_stopped) return true;

@@ -43,7 +43,7 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // `alone`: only this process's rank is watched, so another may be late.
+  // If `alone`, only one rank is watched, and the late rank may be another.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 

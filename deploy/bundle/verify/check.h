@@ -55,11 +55,11 @@ inline Result Skipped(std::string reason, nlohmann::json value = {}) {
 }
 
 const char* Name(Status status);
-// {name, status, seconds, value, expected, reason}
+// Formats {name, status, seconds, value, expected, reason}.
 nlohmann::json ToJson(const Result& result);
-// Reads the result that a process wrote to `path`. The result is a failure if
-// the file has none, or if `bad_end` says how the process ended badly; that
-// then follows the process's own reason.
+// Reads the result that a process wrote to `path`. Returns a failure if the
+// file has no result, or if `bad_end` is not empty. `bad_end` says how the
+// process ended badly, and is appended to the reason in the file.
 Result ReadResult(const std::string& path, const std::string& bad_end);
 
 // Returns the last line of a program's output that is not empty, which usually
@@ -102,7 +102,7 @@ void ShowOnly(const std::vector<int>& gpus);
 absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
                                    double memory_bytes);
 
-// Each is in the file of its name; conformance and kernels are in suite.cc.
+// Each check is in the file of its name; conformance and kernels in suite.cc.
 Result RunSurvey(const Surroundings&);  // checks.cc: finds the free GPUs
 Result RunDoctor(const Surroundings&);
 Result RunConformance(const Surroundings&);
@@ -121,7 +121,7 @@ std::string Beside(const std::string& name);
 // Prints a line at once, so that the log shows where a killed check was.
 void PrintLine(const std::string& line);
 
-// Calls `done` every 10 ms. Returns false if it did not return true by `until`.
+// Calls `done` every 10 ms. Returns whether `done` returned true by `until`.
 bool AwaitTrue(absl::Time until, absl::FunctionRef<bool()> done);
 
 // Runs the check in a process. `here` has the work folder of all checks, and

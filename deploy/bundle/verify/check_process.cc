@@ -35,7 +35,7 @@ using nlohmann::json;
 constexpr absl::Duration kDescendantsNap = absl::Milliseconds(5);
 constexpr int kKillRounds = 1000;
 
-// Returns 0 if the process has ended.
+// Returns the parent, or 0 if the process has ended.
 pid_t ParentOf(pid_t pid) {
   std::istringstream stat = ProcessStat(std::to_string(pid));
   char state = 0;

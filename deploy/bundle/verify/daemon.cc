@@ -1,6 +1,6 @@
-// Runs the kit's own daemon on the free GPUs: memory of killed ranks can be
-// leased again, whole and usable; ranks and their memory outlive a killed
-// daemon; no memory stays in use at the end.
+// Runs the kit's own daemon on the free GPUs and checks: memory of killed ranks
+// can be leased again, whole and usable; ranks and their memory outlive a
+// killed daemon; no memory stays in use at the end.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -39,7 +39,7 @@ constexpr char kSame[] = "same";
 
 constexpr Bytes kTenantHost = MiB(32);
 constexpr int kPieces = 16;  // pieces of GPU memory to read back, at most
-// A killed rank's memory is free only when the kernel has ended it.
+// A killed rank's memory is free only when the kernel has ended the rank.
 constexpr absl::Duration kWait = absl::Seconds(10);
 
 class Holder {
@@ -217,14 +217,14 @@ class Tenant {
   }
 
   pid_t pid_;        // 0: reaped
-  UniqueFd socket_;  // connected to its standard input and output
+  UniqueFd socket_;  // connected to the rank's standard input and output
   const std::string name_;
 };
 using Tenants = std::vector<std::unique_ptr<Tenant>>;
 
 // ---- The check ----
 
-// The pool takes 3/4 of a GPU, so that no second pool fits; contexts the rest.
+// The pool takes 3/4 of a GPU: no second pool fits beside it, but contexts do.
 constexpr int kDaemonPartOfGpu = 4;
 constexpr Bytes kHostPerGpu = MiB(64);
 // Differences below 1/16 of a GPU are noise from other processes' contexts.
@@ -286,7 +286,7 @@ class Course {
     return tenants;
   }
 
-  // Killed ranks keep no memory: the next ranks lease the whole pool.
+  // Checks that ranks can lease the whole pool after earlier ones were killed.
   absl::Status RanksAreKilled() {
     PrintLine("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));

@@ -51,7 +51,7 @@ void AddFinding(json& lines, const char* health, const std::string& what,
                    {"fix", fix.empty() ? json(nullptr) : json(fix)}});
 }
 
-// Returns why the driver cannot be used, or "".
+// Adds the machine's findings. Returns why the driver is unusable, or "".
 std::string SayMachine(const Surroundings& here, json& lines) {
   // No daemon is queried: these sockets do not exist.
   ctl::Facts facts = ctl::ReadFacts(

@@ -40,7 +40,7 @@ constexpr Bytes kMostCopy = MiB(16);
 // At most 1/8 of the GPU's free memory is used.
 constexpr int64_t kLinkPartOfGpu = 8;
 
-// Memory at both ends of one GPU's link, and copies that can be compared.
+// Memory at both ends of one GPU's link, and copies with known bytes.
 class LinkBench {
  public:
   // Allocates a small part of the GPU's memory and as much pinned memory of the
@@ -84,7 +84,7 @@ class LinkBench {
   Bytes copy_size() const { return half_; }
   double pin_seconds_per_gib() const { return pin_seconds_per_gib_; }
 
-  // Copies new bytes of the host to both halves of the GPU's memory.
+  // Writes new bytes to host memory and copies them to both halves on the GPU.
   absl::Status Fill() {
     ++seed_;
     for (size_t i = 0; i < half_.size(); ++i) {
@@ -99,7 +99,7 @@ class LinkBench {
     return absl::OkStatus();
   }
 
-  // Copies the first half to the GPU, or the second half to the host.
+  // Returns copies of the first half to the GPU, or the second to the host.
   std::unique_ptr<CopyFlow> Flow(CopyDirection direction) {
     const size_t from =
         direction == CopyDirection::kHostToDevice ? 0 : half_.size();
@@ -245,16 +245,16 @@ json SpeedsJson(const MeasuredSpeeds& speeds) {
           {"both_d2h_bytes_per_second", std::round(speeds.both_d2h)}};
 }
 
-// The first entry with a part of the GPU's name decides, so "GH200" stands
+// The first entry that occurs in the GPU's name decides, so "GH200" stands
 // before "H200".
 constexpr std::pair<std::string_view, std::string_view> kProfiles[] = {
     {"GH200", "gh200"}, {"H200", "h200-141g"}, {"H100", "h100-80g"},
     {"B200", "b200"},   {"A800", "a800-80g"},
 };
-constexpr double kSmallA100 = 60e9;  // bytes: only the A100 of 40 GB has fewer
+constexpr double kSmallA100 = 60e9;  // bytes: only the A100 of 40 GB has less
 constexpr std::string_view kOtherwise = "h100-80g";
 
-// Returns "" if no shipped profile is of this GPU.
+// Returns the shipped profile of this GPU, or "" if there is none.
 std::string_view ProfileOf(const std::string& gpu_name, double memory_bytes) {
   for (const auto& [word, profile] : kProfiles) {
     if (gpu_name.find(word) != std::string::npos) return profile;
@@ -295,8 +295,8 @@ std::string HardwareText(const Hardware& hardware, std::string_view base) {
 
 struct Measured {
   json gpus = json::array();
-  // Values that were not measured are those of the GPU's shipped profile, or of
-  // an H100's: `base`.
+  // Values that were not measured are from the shipped profile `base`: the
+  // GPU's, or else an H100's.
   Hardware hardware;
   std::string_view base;
 };

@@ -95,14 +95,14 @@ absl::Status Judge(const Options& options) {
   return absl::OkStatus();
 }
 
-// Does not resolve links: Python finds its virtual environment by their path.
+// Keeps symbolic links, by which Python finds its virtual environment.
 std::string Absolute(const std::string& path) {
   return path.empty() ? path : std::filesystem::absolute(path).string();
 }
 
-// Returns the names and folders to hide, and their replacements: also the
-// folders of this Python's environment (ENVIRONMENT/bin/python3) and of the
-// Python that it was made from, without the system's, which identify no user.
+// Returns the names and folders to hide, with their replacements. Includes the
+// folders of `python`'s environment and of the Python that the environment was
+// made from, but not the system's, which identify no user.
 using HiddenNames = std::vector<std::pair<std::string, std::string>>;
 HiddenNames NamesToHide(const std::string& work, const std::string& python) {
   HiddenNames names = {{work, "WORK"}};
@@ -260,7 +260,7 @@ class Run {
     return text;
   }
 
-  // Replaces the archive; called after each check, for runs that are aborted.
+  // Replaces the archive after each check, in case the run is aborted.
   absl::Status Write() const {
     ctl::NamedTexts files = FilesBelow(here_.work);
     for (auto& [name, text] : files) text = Hide(std::move(text));
@@ -303,7 +303,7 @@ class Run {
       return Skipped("no GPU can be used: " + no_gpu_);
     }
     Result result = RunInProcess(check, here_, Interruption::came);
-    // A check of all GPUs does not pass if busy ones were left out.
+    // A check of all GPUs does not pass if busy GPUs were left out.
     if (check.needs_gpu && !check.needs_python && !here_.busy.empty() &&
         result.status == Status::kPassed) {
       result.status = Status::kSkipped;

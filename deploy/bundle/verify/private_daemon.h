@@ -34,8 +34,8 @@ class PrivateDaemon {
   absl::StatusOr<Bytes> Leased() const;
   // Kills the daemon, not its keeper, and returns when it is dead.
   absl::Status KillDaemon();
-  // Ends both by SIGTERM. DeadlineExceeded: the keeper did not end by `until`.
-  // Internal: the keeper failed, or left a file.
+  // Ends keeper and daemon by SIGTERM. DeadlineExceeded: the keeper did not end
+  // by `until`. Internal: the keeper failed, or left a file.
   absl::Status End(absl::Time until);
 
  private:

@@ -104,7 +104,7 @@ Result RunOn(const Suite& suite, const std::vector<int>& gpus,
 }
 
 // Runs the suite once per group of GPUs. If no time is left for a group, the
-// whole check is skipped.
+// check does not pass.
 Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
                 const Surroundings& here) {
   const absl::Time end = absl::Now() + here.limit * 0.9;

@@ -2,9 +2,9 @@
 plain torch's autograd over the whole sequence on the CPU.
 
 fp32: each parameter's gradient may differ by at most LIMIT of its norm. bf16:
-the difference of all gradients from fp32's may be at most TIMES that of the
-same model in bf16 on the CPU, without streaming. An error such as a chunk left
-out, used twice, or read too early makes a far larger difference.
+all gradients together may differ from fp32's at most TIMES as much as those of
+the same model in bf16 on the CPU, without streaming. An error such as a chunk
+left out, used twice, or read too early makes a far larger difference.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _judge_fp32(case: Case, got: Gradients, exact: Gradients,
                 plain: Gradients | None) -> dict[str, float]:
     shares = {name: float((got[name] - wanted).norm() / wanted.norm())
               for name, wanted in exact.items()}
-    # max() would ignore NaN, so NaN sorts first.
+    # max() would ignore NaN, so the key makes NaN the largest.
     name = max(shares, key=lambda n: (shares[n] != shares[n], shares[n]))
     if not shares[name] <= LIMIT:
         raise Failure(f"{case}: {name} is {shares[name]:.2g} of its norm "

@@ -25,8 +25,8 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION,
             "cudnn": SDPBackend.CUDNN_ATTENTION}
 SHAPE = (1, 4, 64, 64)  # B, heads, rows, width
 CLOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
-# Kernels and dtypes that streaming needs, because kernel="auto" uses them, and
-# all that blocks may request.
+# NEEDED are the kernels and dtypes that kernel="auto" uses, and ASKED are all
+# that blocks may request.
 NEEDED = (("flash", torch.bfloat16), ("efficient", torch.float32))
 ASKED = (*NEEDED, ("cudnn", torch.bfloat16), ("efficient", torch.bfloat16))
 
@@ -62,7 +62,8 @@ def without_cuda(value: dict) -> list[str]:
 
 def attend(value: dict) -> None:
     """Compares each attention kernel that blocks may request with the CPU's.
-    Raises `Failure`: a needed one does not run, or gives other numbers."""
+    Raises `Failure` if a needed kernel does not run, or if any kernel's numbers
+    differ."""
     value["blocks"] = {}
     for kernel, dtype in ASKED:
         said = "yes"

@@ -1,7 +1,7 @@
 """`memory`: compares the memory of a streamed step with the promise.
 
-The promise is the package's own (client/python/DESIGN.md, "A step"), because a
-policy of the daemon's plan does not exist on a GPU yet:
+The promise is the package's own (client/python/DESIGN.md, "A step"), because on
+a GPU the package follows no plan of the daemon yet:
 - a step uses a fixed number of bytes of host memory per token, exact to the
   byte;
 - with hidden="host" the bytes that torch's allocator hands out, in
@@ -30,9 +30,9 @@ LAYERS = (1, 6)
 FEWER = Sizes(hidden=256, heads=4, kv_heads=2, width=64, ffn=256,
               layers=LAYERS[0])
 MORE = dataclasses.replace(FEWER, layers=LAYERS[1])
-# Device memory that one more layer may add, in hidden states of all rows,
-# without the tensors that copies in flight keep alive. Keeping one tensor of
-# that size would add 1; a layer of plain torch keeps ten or more.
+# Device memory that one more layer may add, in units of a hidden state of all
+# rows. It excludes tensors that copies in flight keep alive (IN_FLIGHT). A
+# layer of plain torch keeps ten such tensors or more.
 LIMIT = 0.1
 IN_FLIGHT = 2 * (2 << 20)  # bytes of copies in both directions (client/python)
 NOISE = 16  # contexts and loaded modules use up to 1/NOISE of a GPU

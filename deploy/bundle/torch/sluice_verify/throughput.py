@@ -166,8 +166,8 @@ def fastest(steps: list[dict]) -> dict[str, str]:
 def _steps_or_why(session: sluice.Session, kernel: str, dtype: torch.dtype,
                   peak: float | None) -> Iterator[dict]:
     """Yields the measured steps of a kernel, and the reason if it does not run.
-    Raises `Failure` if it is in NEEDED then, or if its numbers differ from the
-    CPU's."""
+    Raises `Failure` if a kernel in NEEDED does not run, or if the numbers
+    differ from the CPU's."""
     try:
         compare(kernel, dtype)
         yield from _steps(session, kernel, dtype,

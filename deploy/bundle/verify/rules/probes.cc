@@ -68,7 +68,7 @@ class ProbeBench {
   StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // Create makes GPU memory, Reserve addresses; `units` of the granularity.
+  // Create makes memory, Reserve reserves addresses: `units` granularities.
   MemoryHandle Create(size_t units) {
     MemoryHandle handle = 0;
     const AllocationProperties properties = OnDevice(device_);
@@ -84,7 +84,7 @@ class ProbeBench {
     return range;
   }
 
-  // Mapped and OnGpu return at least `bytes` of GPU memory, OnGpu with access.
+  // These map at least `bytes` of GPU memory. OnGpu also sets access rights.
   Piece Mapped(size_t bytes) {
     const size_t units = (bytes + granularity_ - 1) / granularity_;
     const Piece piece = {Reserve(units), units * granularity_};
@@ -102,7 +102,7 @@ class ProbeBench {
     return piece;
   }
 
-  // Pageable memory, written once.
+  // Returns pageable memory that was written once.
   std::byte* Pages(size_t bytes) {
     void* const pages = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -111,7 +111,7 @@ class ProbeBench {
     return static_cast<std::byte*>(pages);
   }
 
-  // Memory that is registered with the driver.
+  // Returns memory that is registered with the driver.
   std::byte* Pinned(size_t bytes) {
     std::byte* const pages = Pages(bytes);
     Must(f().cuMemHostRegister_v2(pages, bytes, 0), "cuMemHostRegister");
@@ -257,7 +257,7 @@ Result CopyOneRegistration(ProbeBench& bench) {
   return bench.CopyToGpu(piece.address, host, 2 * kPage);
 }
 
-// Merges two elements, of which one has its log-sum-exp in pageable memory. The
+// Merges two elements, one of which has its log-sum-exp in pageable memory. The
 // kernel always reads it, so waiting for the stream finds the error.
 Result OperationPinned(ProbeBench& bench) {
   constexpr ops::RowHeadStrides kOne = {1, 1};
@@ -280,8 +280,8 @@ constexpr struct {
   Rule rule;
   Result (*ask)(ProbeBench&);
   int gpus = 1;
-  // False: a call with a stream of a destroyed context is undefined (an
-  // H100's driver, 580.159.04, crashed).
+  // False if the probe destroys the stream's context. A call with the stream is
+  // then undefined (an H100's driver, 580.159.04, crashed).
   bool leaves_stream = true;
 } kProbes[] = {
     {Rule::kNotForked, NotForked},

@@ -1,4 +1,4 @@
-// Probes break each rule that the fake driver assumes
+// Probes, each of which breaks a rule that the fake driver assumes
 // (tests/fake_cuda/rules.h). Thread safety: a probe must be the only code in
 // its process, which it may crash.
 #pragma once
