@@ -216,7 +216,7 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # The old stream waits: it was the last to use memory that is freed.
+            # Torch reuses the released tensors in the old stream's order.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]

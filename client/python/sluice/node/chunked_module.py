@@ -138,7 +138,7 @@ class ChunkedCall:
                     source.drop(m)
             y.write(m, self._first_run(m, part, self._cut(extra, rows)))
         if self._x:
-            # Until its chunks are copied, the copies keep all of x alive.
+            # Running copies of x's chunks would keep all of x alive.
             self.step.arena.settle(self._x[-1])
         if self.keeps:
             self._setting.take_rewritten()
