@@ -144,8 +144,7 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Any, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """Returns the leaf of an argument's value; `length`: rows, if it has
-    any."""
+    """Returns the leaf of an argument's value. `length`: rows of the step."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")
