@@ -43,8 +43,8 @@ class Labels(NamedTuple):
 
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
-    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: rows'
-    sum / `count`. With `left`, `hidden` is the last layer's output."""
+    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: a sum
+    over rows / `count`. With `left`, `hidden` is the last layer's output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 

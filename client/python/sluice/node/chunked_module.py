@@ -39,7 +39,7 @@ class Modules(Protocol):
     """What a call runs: a module, or several."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yields at least the modules with parameters or buffers of the call."""
+        """Yields the modules with the call's parameters and buffers, or more."""
 
 
 class ChunkedCall:

@@ -49,7 +49,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
             between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
     """Returns each layer's arguments, by its index, in a plain and a streamed
-    forward. `between` gets the plain ones first. Sets `stream.written`."""
+    forward; calls `between(plain)` between both. Sets `stream.written`."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in accepts or any(

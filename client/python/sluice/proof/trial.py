@@ -42,7 +42,7 @@ class Result(NamedTuple):
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
     """Runs the layer with the model's own attention; `numbered` numbers its
-    rows. Raises `Unsupported` if it draws numbers of Python or numpy,
+    rows. Raises `Unsupported` if the layer draws numbers of Python or numpy,
     uses weights that are no parameters, or keeps a tensor with its graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
