@@ -40,7 +40,7 @@ namespace sluice::runtime {
 // engine.
 //
 //   forward   Save(i, x) starts the copy out; AwaitSaved before writing to x
-//   backward  Fetch(i) starts the copy in, as early as there is room for it;
+//   backward  Fetch(i) starts the copy in, early if there is room for it;
 //             Take(i) waits and returns the tensor
 //
 // Keeps every tensor alive that a copy reads or writes, so that its memory is

@@ -31,8 +31,8 @@ class NcclRanks final : public Collectives {
             Collectives* host)
       : options_(options), group_(std::move(group)), host_(host) {}
   // Shuts down here, because c10d's destructor aborts, which may break messages
-  // that another rank is still receiving. All ranks shut down or none: a
-  // finalized communicator waits for the others.
+  // that another rank is still receiving. Either all ranks shut down or none,
+  // because a finalized communicator waits for the others.
   ~NcclRanks() override {
     {
       const MutexLock lock(mutex_);
@@ -116,7 +116,7 @@ class NcclRanks final : public Collectives {
       if (!aborted_.ok()) return;
       aborted_ = CausedByPeer(absl::UnavailableError(why));
     }
-    // Ends running operations. An exception only says that they ended before.
+    // Ends running operations. An exception only says that they had ended.
     CatchStatus("", [&] { group_->abort(); }).IgnoreError();
   }
 

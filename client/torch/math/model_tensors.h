@@ -53,7 +53,7 @@ struct StepResult {
   int64_t count = 0;
 };
 
-// Names are ours ("layers.2.q_weight"); checkpoints translate them.
+// Names are Sluice's ("layers.2.q_weight"); checkpoints translate them.
 struct NamedTensor {
   std::string name;
   at::Tensor* tensor;

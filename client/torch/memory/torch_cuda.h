@@ -1,8 +1,8 @@
 // The part of torch that exists only with NVIDIA's libraries: its CUDA
 // operators, its streams, its allocator's interface. LoadTorchCuda opens
-// torch's libtorch_cuda.so, which registers the operators, and then our module
-// (client/torch/cuda), which implements this class. Both stay for the process's
-// life.
+// torch's libtorch_cuda.so, which registers the operators, and then Sluice's
+// module (client/torch/cuda), which implements this class. Both stay for the
+// process's life.
 //
 // Thread safety: LoadTorchCuda from any thread; the allocator has its own lock.
 #pragma once

@@ -1,7 +1,7 @@
 // The collectives that the pipelines need, by c10d: over Gloo for the CPU's
 // tensors (the host's, and those in sim's HBM), over NCCL for a GPU's. NCCL
 // comes from a module that is opened at run time, so a program starts without
-// it. We write no transport.
+// it.
 //
 // A failed collective (a peer died) throws nothing across targets: its
 // absl::Status names the operation, and the trainer ends the run with it.
@@ -89,7 +89,7 @@ class Collectives {
 
  private:
   // Inline, as its callers are: libsluice_torch_nccl.so derives a class from
-  // this one, and the program exports none of its symbols.
+  // Collectives, and the program exports no symbols of Collectives.
   absl::Status EachPart(at::Tensor& tensor,
                         absl::Status (Collectives::*call)(at::Tensor&, int)) {
     const int64_t size = tensor.numel() / world_size();

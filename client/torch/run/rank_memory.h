@@ -33,8 +33,8 @@ class RankMemory {
   struct Options {
     std::unique_ptr<client::Session> session;  // of this rank
     DeviceIndex gpu;                           // the daemon's index
-    // HBM to lease. 0: what other jobs leave of the GPU; several ranks of this
-    // job on it take equal shares of all of it.
+    // HBM to lease. 0: what other jobs leave of the GPU; but several ranks of
+    // this job on one GPU take equal shares of all its memory.
     Bytes hbm;
     int64_t ranks_on_gpu = 1;
     int numa_ranks = 1;  // ranks of this job on the NUMA node
@@ -111,8 +111,9 @@ class RankMemory {
 
 // --- workspaces of a GPU's libraries -----------------------------------------
 // Torch has a workspace for cuBLAS, and one for cuBLASLt, for each thread and
-// stream. The first product allocates it from the lease, and it stays: in a
-// segment, a calibration would record memory that no later execution asks for.
+// stream. The first product allocates it from the lease, and it stays. If that
+// product were in a segment, a calibration would record memory that no later
+// execution requests.
 //
 // NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
 // lease: it then counts as held outside, and leases and plans leave room for

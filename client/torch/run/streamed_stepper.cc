@@ -38,7 +38,7 @@ Bytes MostBytes(stream::StreamOptions options) {
 }
 
 // Other ranks may release the memory for this rank only after a moment. Tries
-// are counted, not timed, because all ranks must make the same number.
+// are counted, not timed, because all ranks must make equally many.
 constexpr int kLeaseTries = 12;
 constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
 // Limits how often GoBack tries the old plan and then a new one.
@@ -222,8 +222,9 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
                     : options_.stream.fractions;
 }
 
-// Returns the user's fractions, or keeps everything. Where the planner chooses,
-// all ranks begin with the largest alpha with room to calibrate in host memory.
+// Returns the user's fractions, or those that keep everything. If the planner
+// chooses, all ranks begin with the largest alpha with which the calibration
+// fits in host memory.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);

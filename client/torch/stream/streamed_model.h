@@ -21,8 +21,8 @@
 
 namespace sluice::runtime {
 
-// Layout, copy engine, host arena, rings, kept rows. Another sequence length or
-// other fractions need a new context.
+// Has the layout, copy engine, host arena, rings and kept rows. Another
+// sequence length or other fractions need a new context.
 class StreamContext {
  public:
   struct Options {

@@ -39,7 +39,7 @@ class Modules(Protocol):
     """What a call runs: a module, or several."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yields the modules with the call's parameters and buffers, or more."""
+        """Yields all modules that have parameters or buffers of the call."""
 
 
 class ChunkedCall:
