@@ -128,8 +128,7 @@ def run_sluiced() -> None:
 
 
 def run_sluicectl() -> None:
-    """Replaces this process by the wheel's `sluicectl`, which asks the daemon
-    that sessions use."""
+    """Replaces this process by `sluicectl` for the daemon that sessions use."""
     from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")

@@ -239,7 +239,6 @@ AttentionResult Attend(const HeadTensors& heads) {
   return BackendOf(heads.q).Attend(heads.q, heads.k, heads.v, /*causal=*/true);
 }
 
-// Projects attention's output, in token layout.
 at::Tensor ProjectOutput(const stream::ModelShape& model, const at::Tensor& o,
                          const LayerTensors& w) {
   return at::linear(o.reshape({o.size(0), model.query_width()}), w.o_weight,
@@ -251,7 +250,6 @@ at::Tensor Leaf(const at::Tensor& tensor) {
   return tensor.detach().requires_grad_(true);
 }
 
-// Computes LayerNorm (GPT) or RMSNorm (Llama, no bias).
 at::Tensor Norm(const stream::ModelShape& model, const at::Tensor& x,
                 const at::Tensor& weight, const at::Tensor& bias) {
   if (model.norm == stream::NormKind::kRmsNorm) {

@@ -40,7 +40,6 @@ struct ModelTensors {
   at::Tensor final_norm_weight, final_norm_bias;  // [hidden]
   at::Tensor head;                                // [vocab, hidden]
 
-  // Returns the matrix that makes logits: the head, or the tied embedding.
   const at::Tensor& logits_weight() const {
     return head.defined() ? head : embed;
   }

@@ -67,7 +67,6 @@ class RankMemory {
   Bytes size() const { return region_->size(); }
   // After Arm only torch's allocations may use the region.
   std::byte* data() const { return region_->data(); }
-  // Returns the attention kernel's name, for reports.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
   // Returns whether this device's kernels round attention's output to the
   // model's dtype before they read it.

@@ -75,7 +75,7 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
+    """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
     # [B, c, H, Dv] in memory, as layers need it.

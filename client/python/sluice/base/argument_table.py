@@ -36,7 +36,7 @@ class Argument(NamedTuple):
     rows: int | None = None
     # Dimension along which the ranks of a group split a decoder's argument.
     dealt: int | None = None
-    cut: bool = False  # the decoder's ends may be called with a chunk of it
+    cut: bool = False  # the decoder's code around its layers may get a chunk
     mask: bool = False
     cache: bool = False  # a cache, which streaming does not support
     packed: bool = False  # only describes packed documents

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(eq=False)
 class WholeKind:
-    """Layers of one class that run whole; see [Note: whole layers] in
-    whole_layers."""
+    """Layers of a class that run whole ([Note: whole layers], whole_layers)."""
 
     name: str  # of the class
     why: str  # the property that rules out running them by chunks

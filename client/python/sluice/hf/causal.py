@@ -114,8 +114,7 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are computed before the loss is scaled: in fp16 they would
-        # underflow.
+        # Gradients are computed before the loss is scaled: fp16 may underflow.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -182,8 +181,6 @@ class Causal:
         """Runs the model's own head over all rows of the base's output `out`.
         Returns STREAMED if it does not fit on the device beside the layers."""
         modules = list(self.head.modules())
-        # A row's logits, and fp32 copies, take vocabulary * (itemsize + 4)
-        # bytes.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
 
         def known() -> list[Tensor]:

@@ -74,7 +74,6 @@ class Ends:
         # What runs before the first and after the last layer; None: whole.
         self.before: Part | None = None
         self.after: Part | None = None
-        # The layers that are called first and last.
         self.first = self.last = adapter.layers[0]
         # Whether position_ids 0, 1, … must be passed if the caller has none.
         self.says_positions = False

@@ -175,9 +175,8 @@ class _Call(chunked_module.ChunkedCall):
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Returns logits of `shape` that are computed, when they are read, from
-    `hidden` [B, rows, H]: the decoder's output or, with `left`, its last
-    layer's."""
+    """Returns logits of `shape`, computed when they are read. `hidden` [B,
+    rows, H] is the decoder's output or, with `left`, its last layer's."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:

@@ -66,8 +66,7 @@ class Adapter(Model):
         super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        # The decoder, or a model of text and images around it that makes its
-        # masks.
+        # The decoder, or a multimodal model around it that makes its masks.
         self.entry = self.decoder
         # Configs of decoder and layers: an image tower keeps its attention.
         self.configs = list({id(m.config): m.config for m in (

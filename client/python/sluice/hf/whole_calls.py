@@ -35,7 +35,7 @@ class Noted(Instead):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         for key, hook in self._base._forward_pre_hooks.items():
-            function = getattr(hook, "func", hook)  # of a partial
+            function = getattr(hook, "func", hook)  # the hook may be a partial
             if function.__module__.startswith("torch.distributed"):
                 continue  # FSDP2's hook gathers weights, not used here
             if key in self._base._forward_pre_hooks_with_kwargs:

@@ -1,5 +1,4 @@
-"""Arena of leased host memory, which a session's copy engine fills and
-reads."""
+"""Arena of leased host memory, filled and read by a session's copies."""
 from __future__ import annotations
 
 import functools

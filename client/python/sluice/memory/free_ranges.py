@@ -22,11 +22,10 @@ def rounded(nbytes: int) -> int:
 
 class FreeRanges:
     """Free ranges of the slabs; allocates best fit and merges neighbours at
-    once, so that when all bytes are free, each slab is one range. A range has a
-    mark, the last ticket of a copy that may still read it; a merged range has
-    the larger mark. Sizes are bytes, multiples of ALIGNMENT. `take` and `give`
-    are O(log ranges), except for shifting one list. Thread safety: one
-    thread."""
+    once, so that a slab without tensors is one range. A range has a mark, the
+    last ticket of a copy that may still read it; a merged range has the larger
+    mark. Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
+    ranges), except for shifting one list. Thread safety: one thread."""
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)

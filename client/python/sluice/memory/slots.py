@@ -107,10 +107,9 @@ class Slots:
         return sum(lease.nbytes for lease in self._leases)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialized tensor, which the caller owns. It must be
-        used on torch's current stream. Another stream must wait for that one
-        before, and that one for it afterwards: DLPack tensors have no
-        `record_stream`."""
+        """Returns an uninitialized tensor, which the caller owns. Another
+        stream than torch's current one must wait for that one before its use
+        and be waited for after: DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None

@@ -329,8 +329,7 @@ class Session:
 
     @takes("lease_gpu", nbytes=_BYTES, wait_s=_WAIT | NONE)
     def lease_gpu(self, nbytes: int, *, wait_s: float | None = None) -> Region:
-        """Leases memory of the session's GPU; waits and raises like
-        `lease_host`."""
+        """Leases memory of the session's GPU, like `lease_host`."""
         return self._region(abi.GPU, nbytes, wait_s)
 
     def _region(self, kind: int, nbytes: int, wait_s: float | None) -> Region:

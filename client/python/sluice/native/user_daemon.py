@@ -92,8 +92,7 @@ def listens(path: str) -> bool:
 
 def command(folder: str) -> list[str]:
     free = available_bytes()
-    # A node's own daemon pins the same share of all memory (Pinnable,
-    # proto/base/cgroup.h).
+    # The share that Pinnable (proto/base/cgroup.h) would give of `free`.
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
     nodes = [*pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")]
     config = pathlib.Path(folder, "config.toml")

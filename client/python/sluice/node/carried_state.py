@@ -32,8 +32,7 @@ from sluice.memory.slabs import HostTensor
 BLOCK = 64  # rows
 LEAST = 2  # minimum rows of a chunk
 
-# Kind of state ("conv", "recurrent"), index of the layer, and of the state in
-# it.
+# Kind ("conv", "recurrent"), index of the layer, index of the state in it.
 Key: TypeAlias = tuple[str, int, int]
 
 

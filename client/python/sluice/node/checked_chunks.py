@@ -33,7 +33,7 @@ from sluice.base.errors import Unsupported
 Check = Literal["first", "always", "off"]
 
 LIMIT = 1e-3  # of a row's norm; 8 times the dtype's eps if that is more
-FEW, MANY = 0.05, 0.25  # share of rows that may differ, in fp32, in narrower
+FEW, MANY = 0.05, 0.25  # share of rows that may differ: fp32, narrower types
 RUN = 16  # consecutive differing rows that are refused
 
 

@@ -181,8 +181,7 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """Replays chunks, last first; returns gradients of x, arguments,
-        weights."""
+        """Replays the chunks; returns gradients of x, arguments, weights."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()

@@ -87,7 +87,7 @@ class Scores(Standing):
     dtype: torch.dtype
     scale: float = 1.0
     heads: tuple[int, int] | None = None  # B and H of [B * H, ...], if known
-    seen: tuple[Intervals, ...] = ()  # a row sees the keys that all contain
+    seen: tuple[Intervals, ...] = ()  # masks; a row sees their intersection
     times: Tensor | None = None  # zeros and ones that multiply the scores
     weights: bool = False  # whether the softmax was applied
 

@@ -4,7 +4,7 @@ added up inside the matrix product.
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
 and adds it to the sum. A chunk has few rows, so these passes over memory of the
 weight's size take long compared with its products. So plain linear layers run
-in a replay as `Product`, whose backward lets the matrix product itself add to
+in a replay as `Product`: in its backward the matrix product itself adds to
 torch's own sum, `.grad` of the weight's alias. The gradient is returned to
 torch instead if no sum exists (first chunk), if the weight is no leaf or has a
 hook, and within torch.autograd.grad.
@@ -89,8 +89,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_plain_call(layer: nn.Linear, x: Tensor) -> bool:
-    """Returns whether the call has no cast, functorch transform, tracing or
-    subclass."""
+    """Returns whether the call has no cast, transform, tracing or subclass."""
     return type(x) in (Tensor, nn.Parameter) and (
         x.dtype == layer.weight.dtype) and not (
             torch.is_autocast_enabled(x.device.type)

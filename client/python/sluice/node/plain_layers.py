@@ -65,8 +65,8 @@ class _Graph:
 
 
 class _Noting:
-    """Measures what a forward saves in addition to `known` tensors: `size`, not
-    exact if that exceeds `limit`; then nothing is kept."""
+    """Measures what a forward saves in addition to `known` tensors. If `size`
+    exceeds `limit`, it is not exact, and nothing is kept."""
 
     def __init__(self, known: Iterable[Tensor], limit: int):
         self._limit, self.size = limit, Size(0, True)

@@ -116,7 +116,7 @@ class Setting:
             "it reads a value of somewhere else, or is not deterministic")
 
     def in_place(self) -> contextlib.AbstractContextManager:
-        """Restores what was recorded within the block."""
+        """Within the block, the modules have the recorded state."""
         then = [(vars(module), name, value) for module, attributes in zip(
                     (*self._modules, _ALL), self.attributes)
                 for name, value in attributes.items()]

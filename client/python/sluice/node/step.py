@@ -218,9 +218,8 @@ class Step:
     def marker(self, batch: int, find: Callable[[], Intervals],
                own: Callable[[], Any]) -> Tensor:
         """Returns a marker in place of a mask: bool [batch, 1, S, S]. `find` is
-        called once, when a layer first uses the mask: models also make masks
-        that no layer uses. `own` makes the model's own mask, within
-        `own_attention`."""
+        called once, if a layer uses the mask: models also make unused masks.
+        `own` makes the model's own mask, within `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
         self._masks[one.untyped_storage().data_ptr()] = (
             one, functools.cache(find), own)

@@ -198,7 +198,7 @@ class WholeCall(LayerCall):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
         """Runs attention chunk by chunk. The last chunk's backward runs first,
-        as `Attend` needs it, because autograd runs the newest ready node."""
+        as `Attend` needs it: autograd runs the newest ready node first."""
         if q.shape[2] != self.step.length:
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")

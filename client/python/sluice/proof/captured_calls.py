@@ -143,8 +143,7 @@ def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
 
 
 def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """Returns each layer's kind as its class and the kind's first layer:
-    "LlamaDecoderLayer.0"."""
+    """Names layers' kinds by class and first index: "LlamaDecoderLayer.0"."""
     layers = list(layers)
     return {layer: f"{type(layer).__name__}.{first}"
             for layer, first in zip(layers, first_of_kind(layers))}

@@ -198,10 +198,9 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
 
 def _result(layer: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor],
             scale: float, handed: Any = None) -> Result:
-    """Runs `forward` on `x`; returns its output, and gradients of a weighted
-    sum of it and of the tensors that the layer puts into `handed`. The weights
-    are fixed random numbers times `scale`. Every call draws the same
-    numbers."""
+    """Runs `forward` on `x`; returns its output, and gradients of a sum over it
+    and the tensors that the layer puts into `handed`, with fixed random weights
+    times `scale`. Every call draws the same numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)
     leaf, taken = x.clone().requires_grad_(), _handed(handed)

@@ -7,8 +7,8 @@ time-out of minutes. So a thread checks whether a rank has reported a failure
 (`Ranks.told`), and the daemon, or another node (`peer_line`), reports the death
 of a process. Either report makes this process abort all its NCCL groups,
 FSDP2's too. Work that was waiting continues with void results, so the stream
-raises `PeerFailed` at its next check. If the host waits in the user's code, it
-is raised there, as KeyboardInterrupt is for Ctrl-C.
+raises `PeerFailed` at its next check. If the host waits in the user's code, the
+error is raised there, as KeyboardInterrupt is for Ctrl-C.
 
 If the node with the store has lost power, a read of the store never returns. So
 the thread that receives a report of a death also handles it, and on several
