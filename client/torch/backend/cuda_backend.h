@@ -17,9 +17,9 @@
 
 namespace sluice::runtime {
 
-// Loads torch's CUDA part (LoadTorchCuda) and our kernels, and installs the
-// GPU's backend until the result is destroyed. CUDA's default stream waits for
-// all others. So if it is torch's current stream of the calling thread, the
+// Loads torch's CUDA part (LoadTorchCuda) and Sluice's kernels, and installs
+// the GPU's backend until the result is destroyed. If torch's current stream of
+// the calling thread is CUDA's default one, which waits for all others, the
 // driver's compute stream replaces it while the result lives. The GPU becomes
 // the calling thread's current one for good. `driver` outlives the result.
 // Backend::Check refuses what kernel `asked` cannot compute. Unavailable: as

@@ -51,8 +51,8 @@ using c10::cuda::CUDACachingAllocator::StreamSegmentSize;
 }
 
 // Makes a region torch's CUDA allocator. A call that a region does not support
-// throws an error that names the call. Ignored, it could corrupt memory: for
-// example, another stream may use a block that the plan reuses next.
+// throws an error that names the call. To ignore the call could corrupt memory:
+// for example, another stream may use a block that the plan reuses next.
 //
 // Thread safety: the region's; one thread at a time installs and removes it.
 class RegionFront final : public CUDAAllocator {

@@ -59,7 +59,7 @@ struct TorchCudaLibraries {
   std::string module = "libsluice_torch_cuda.so";
 };
 
-// Unavailable: a library is missing (torch's, one of NVIDIA's, our module),
+// Unavailable: a library is missing (torch's, one of NVIDIA's, the module),
 // with the loader's reason and what to do. The next call tries again.
 absl::StatusOr<TorchCuda*> LoadTorchCuda(
     const TorchCudaLibraries& libraries = {});

@@ -1,7 +1,6 @@
 // The collectives that the pipelines need, by c10d: over Gloo for the CPU's
-// tensors (the host's, and those in sim's HBM), over NCCL for a GPU's. NCCL
-// comes from a module that is opened at run time, so a program starts without
-// it.
+// tensors (the host's, and those in sim's HBM), over NCCL for a GPU's. A module
+// that is opened at run time has NCCL, so a program starts without it.
 //
 // A failed collective (a peer died) throws nothing across targets: its
 // absl::Status names the operation, and the trainer ends the run with it.

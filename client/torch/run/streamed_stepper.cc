@@ -116,8 +116,8 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
-  // A plan states what the rank takes of the node, so it must include the host
-  // memory held besides the step, or it would promise that to other ranks.
+  // A plan states what the rank takes of the node. It includes the host memory
+  // held besides the step, which the daemon else would promise to other ranks.
   const Bytes fixed = context_.memory->fixed_host();
   profile.host_fixed += fixed;
   profile.host_limit = context_.memory->host_limit();
@@ -513,8 +513,8 @@ absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
 }
 
-// Restarts with the previous plan (true), which needs no calibration, or with a
-// new one that fits now (false).
+// Restarts with the previous plan, which needs no calibration, and returns
+// true; or restarts with a new plan that fits now, and returns false.
 absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
   for (int round = 0; round < kRounds; ++round) {
     saved_ = before;

@@ -35,9 +35,8 @@ class StreamedStepper {
   };
   // Makes a stepper and its plan. `saved` (may be null) replaces calibration
   // and planning if it still fits. What `context` points to outlives the
-  // stepper.
-  // Errors: ResourceExhausted with what ran out; Aborted or Unavailable,
-  // marked, if another rank caused it.
+  // stepper. Errors: ResourceExhausted with what ran out; Aborted or
+  // Unavailable, marked, if another rank caused it.
   static absl::StatusOr<std::unique_ptr<StreamedStepper>> Make(
       const RunContext& context, const Options& options,
       const SavedPlan* saved);

@@ -7,9 +7,8 @@
 // bytes were written. Compute waits for it (Next) and sets the last use (Done).
 //
 // Copies are issued in program order, and a fetch is issued only once
-// everything that it reads has been sent, so issuing threads cannot wait for
-// each other in a circle. With SLUICE_POISON a slot is filled with NaN before
-// it is reused.
+// everything that it reads has been sent, so waits cannot form a circle. With
+// SLUICE_POISON a slot is filled with NaN before it is reused.
 //
 // Thread safety: the compute thread only.
 #pragma once

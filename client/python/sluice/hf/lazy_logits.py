@@ -86,7 +86,7 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values, after those of lazy copies, which depend on them."""
+        """Sets the values; first computes those of lazy copies from them."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -205,7 +205,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns the result of `asked` as `logits`. `base`: the base's output."""
+    """Returns what is `asked` as `logits`. `base`: the base model's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -30,7 +30,7 @@ class Asked:
     temperature: float
     entropy: bool
     largest: int  # of the targets
-    answered: bool = False  # whether a streamed head returned these
+    answered: bool = False  # whether a streamed head has answered
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows: log
