@@ -150,7 +150,7 @@ absl::Status Check(const Arguments& arguments) {
                     arguments.config.empty() ? "defaults" : arguments.config,
                     node.description));
     for (const std::string& warning : node.config.warnings) {
-      fmt::print(stderr, "warning: {}\n", warning);
+      std::fputs(fmt::format("warning: {}\n", warning).c_str(), stderr);
     }
   }
   if (!arguments.check_state) return absl::OkStatus();

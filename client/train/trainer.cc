@@ -320,6 +320,8 @@ class Trainer {
     next_token_ = state_.next_token;
     for (int64_t i = 0; i < context_.options->sequences(); ++i) {
       context_.watch->BeginSequence(i);
+      if (i + 1 == context_.options->sequences())
+        optimizer_->BeginLastSequence();
       if (dealer_ != nullptr) {
         SLUICE_RETURN_IF_ERROR(
             dealer_->Deal(next_token_, dealt_, dealt_labels_));

@@ -178,7 +178,7 @@ struct Stats {
     visit("sluice_sessions_opened_total", "Connections accepted.",
           sessions_opened);
     visit("sluice_sessions_refused_total",
-          "Connections ended because there were too many, or said no Hello.",
+          "Connections ended because of a limit or a missing Hello.",
           sessions_refused);
     visit("sluice_client_deaths_total",
           "Rank sessions that did not end by themselves.", client_deaths,
@@ -197,17 +197,17 @@ struct Stats {
           "principal, with time, or with their principal's last process.",
           extents.destroyed);
     visit("sluice_plans_total", "Plans by result.", plans, "result");
-    visit("sluice_plan_changes_total",
-          "New plans for running jobs, and what became of them.", plan_changes,
-          "result");
+    visit("sluice_plan_changes_total", "New plans for running jobs, by result.",
+          plan_changes, "result");
     visit("sluice_plan_units_total",
-          "Units (repeated pieces of work) of plans, by whether their memory "
-          "was planned then or known before.",
+          "Units (repeated pieces of work) whose memory a plan needed, solved "
+          "for it or known before.",
           plan_units, "result");
     visit("sluice_lease_seconds",
-          "From a lease's request until its extents are there.", lease_seconds);
+          "Time from a lease's request until its extents exist.",
+          lease_seconds);
     visit("sluice_plan_seconds",
-          "From the last profile until the worker's plan is checked.",
+          "Time from the last profile until the worker's plan is checked.",
           plan_seconds);
     visit("sluice_map_seconds",
           "How long ranks took to map a lease, as they report it.",

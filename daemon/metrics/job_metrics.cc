@@ -154,7 +154,7 @@ void AddJobs(const Snapshot& from, Families& to) {
   by_gpu("sluice_lease_bytes", "GPU memory leased to a job.",
          [](const GpuSums& gpu, auto show) { show({}, Count(gpu.leased)); });
   by_gpu("sluice_outside_lease_bytes",
-         "GPU memory of a job outside its leases, as its ranks have told.",
+         "GPU memory of a job outside its leases, as its ranks report.",
          [](const GpuSums& gpu, auto show) {
            if (gpu.outside) show({}, Count(*gpu.outside));
          });

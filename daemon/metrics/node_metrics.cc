@@ -36,7 +36,7 @@ void AddPools(const Snapshot& from, Families& to) {
     }
   };
   to.Add("sluice_held_outside_age_seconds",
-         "Since the device was asked what is held outside leases.",
+         "Age of the last reading of memory held outside leases.",
          MetricType::Gauge);
   if (from.outside_at != absl::InfinitePast()) {
     to.Value({}, absl::ToDoubleSeconds(from.now - from.outside_at));
@@ -53,8 +53,7 @@ void AddPools(const Snapshot& from, Families& to) {
        "The part of the free memory that exists as idle extents.",
        [](const GpuSnapshot& gpu) { return Count(gpu.pool.kept); });
   gpus("sluice_pool_reserved_bytes",
-       "The part of the free memory that only those may have for whom it is "
-       "reserved.",
+       "The part of the free memory that is reserved for users or jobs.",
        [](const GpuSnapshot& gpu) { return Count(gpu.pool.reserved); });
   to.Add("sluice_host_pool_bytes",
          "Pinned host memory of a NUMA node's pool by state.",
@@ -69,7 +68,7 @@ void AddPools(const Snapshot& from, Families& to) {
         "The part of the free host memory that exists as idle extents.",
         &PoolSnapshot::kept);
   hosts("sluice_host_pool_reserved_bytes",
-        "The part of the free host memory that is reserved for some.",
+        "The part of the free host memory reserved for users or jobs.",
         &PoolSnapshot::reserved);
   hosts("sluice_host_pool_ready_bytes",
         "The part of the free host memory that was made ahead of leases.",
@@ -96,9 +95,9 @@ void AddWaiting(const Snapshot& from, Families& to) {
   };
   each("sluice_waiting_leases", "Leases that wait for memory.",
        [](const Sum& sum) { return sum.leases; });
-  each("sluice_waiting_bytes", "What they ask for.",
+  each("sluice_waiting_bytes", "Bytes that waiting leases request.",
        [](const Sum& sum) { return sum.bytes; });
-  each("sluice_waiting_oldest_seconds", "How long the oldest has waited.",
+  each("sluice_waiting_oldest_seconds", "Age of the oldest waiting lease.",
        [](const Sum& sum) { return sum.oldest; });
 }
 
@@ -131,7 +130,7 @@ void AddLateOfGpus(const Snapshot& from, Families& to) {
 
 void AddLinks(const Snapshot& from, Families& to) {
   to.Add("sluice_link_capacity_bytes_per_second",
-         "What a link between GPUs and host memory carries; only where known.",
+         "Bandwidth of a link between GPUs and host memory, if known.",
          MetricType::Gauge);
   for (const LinkSpeed& link : from.links) {
     for (const auto& [direction, speed] :
@@ -149,8 +148,7 @@ void AddLinks(const Snapshot& from, Families& to) {
 }
 
 void AddBudgets(const Snapshot& from, Audience audience, Families& to) {
-  to.Add("sluice_budget_limit_bytes",
-         "Limits that are set, whether or not they are used.",
+  to.Add("sluice_budget_limit_bytes", "Limits that the policy sets.",
          MetricType::Gauge);
   for (const LimitLine& line : from.limits) {
     const bool names = line.target.uid || !line.target.cgroup.empty() ||
@@ -185,23 +183,23 @@ void AddQuotas(const QuotasSnapshot& from, Audience audience, Families& to) {
     return IsSharedInTurns(what) ? std::optional<double>()
                                  : static_cast<double>(of);
   };
-  each("sluice_quota_used",
-       "What all users together have of a countable thing.", MetricType::Gauge,
+  each("sluice_quota_used", "Countable objects that all users hold together.",
+       MetricType::Gauge,
        [&](Resource what, size_t i) { return InUnits(what, from.used[i]); });
-  each("sluice_quota_limit", "What all users together may have.",
+  each("sluice_quota_limit", "Limit on what all users hold together.",
        MetricType::Gauge, [&](Resource what, size_t i) {
          return limit(what, from.shares[i].all);
        });
-  each("sluice_quota_limit_per_user", "What one user may have.",
+  each("sluice_quota_limit_per_user", "Limit on what one user holds.",
        MetricType::Gauge, [&](Resource what, size_t i) {
          return limit(what, from.shares[i].each);
        });
-  each("sluice_quota_refusals_total", "Refusals because of such a limit.",
+  each("sluice_quota_refusals_total", "Requests refused by these limits.",
        MetricType::Counter, [&](Resource what, size_t i) {
          return limit(what, static_cast<int64_t>(from.refused[i]));
        });
   if (audience != Audience::kOperators) return;
-  to.Add("sluice_quota_user_used", "What one user has of a countable thing.",
+  to.Add("sluice_quota_user_used", "Countable objects that one user holds.",
          MetricType::Gauge);
   for (const auto& [who, amounts] : from.users) {
     for (size_t i = 0; i < kResources; ++i) {

@@ -84,6 +84,16 @@ class LostOutput(Node):
                                       stderr=subprocess.PIPE)
                 self.assertEqual(done.returncode, 1, words)
 
+    def test_warnings_that_cannot_be_written_fail_no_check(self):
+        with open(self.config, "w", encoding="ascii") as config:
+            config.write('[device]\ndriver = "auto"\n')  # simulated: a warning
+        with open("/dev/full", "w", encoding="ascii") as full:
+            done = subprocess.run(
+                [SLUICED, "--config", self.config, "--check-config",
+                 "--runtime-dir", self.run_dir], check=False,
+                stdout=subprocess.DEVNULL, stderr=full)
+        self.assertEqual(done.returncode, 0)
+
     def test_a_reader_that_is_gone_is_exit_status_1_without_a_word(self):
         self.start()
         for command in self.COMMANDS:

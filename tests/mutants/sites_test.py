@@ -2,9 +2,16 @@
 """Which changes of a line are found, and that a planted line has both forms.
 """
 
+import os
+import sys
 import unittest
 
+import mutants
+import planted
 import sites
+
+sys.path.insert(0, os.path.join(mutants.ROOT, "tests/torch/cuda"))
+import nccl_defects_test
 
 
 def changes(path, line):
@@ -48,6 +55,22 @@ class Sites(unittest.TestCase):
         self.assertEqual(scope["f"](1, 1), 2)
         scope["on"] = [True]
         self.assertEqual(scope["f"](1, 1), 1)
+
+
+class Listed(unittest.TestCase):
+    """Only deep tests run what the lists name, so these tests notice a source
+    that has changed."""
+
+    def test_planted_statements_are_in_their_files(self):
+        for defect in planted.read():
+            with self.subTest(str(defect)):
+                defect.site()
+
+    def test_removed_texts_of_the_nccl_module_occur_once(self):
+        text = mutants.read(nccl_defects_test.SOURCE)
+        for name in nccl_defects_test.DEFECTS:
+            with self.subTest(name):
+                nccl_defects_test.mutated(text, name)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import phases  # pylint: disable=wrong-import-position
 import plain_user  # pylint: disable=wrong-import-position
 import processes  # pylint: disable=wrong-import-position
+import record  # pylint: disable=wrong-import-position
 import suite  # pylint: disable=wrong-import-position
 
 LABELS = ("unit", "conformance", "integration", "gradient", "poison", "golden",
@@ -293,13 +294,29 @@ def read_report(path, commit):
             for each in report["phases"] if each["state"] == "passed"}
 
 
+def record_deep(results, root, commit):
+    """Writes the results of the tier `deep` to tests/DEEP.md."""
+    deep = {phase.name for phase in phases.PHASES
+            if phase.tier == "deep" and phase.command}
+    tests = {entry.name for entry in suite.entries(
+        os.path.join(root, "build/release"), ("-L", "^deep$"))}
+    ran = {result.phase: (result.state, result.seconds)
+           for result in results if result.phase in deep}
+    ran |= {each.name: (each.state, each.seconds)
+            for result in results for each in result.outcomes
+            if each.name in tests and each.state != "skipped"}
+    record.record(os.path.join(root, "tests/DEEP.md"), deep | tests, ran,
+                  commit)
+
+
 def commit_of(root):
-    """Returns the commit's hash, with a + if the tree has changes."""
+    """Returns the commit's hash, with a + if the tree has changes. The table of
+    deep tests does not count: each run that records changes it."""
     def git(*words):
         return subprocess.run(["git", "-C", root, *words], capture_output=True,
                               text=True).stdout.strip()
-    return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain")
-                                       else "")
+    changes = git("status", "--porcelain", "--", ".", ":!tests/DEEP.md")
+    return git("rev-parse", "HEAD") + ("+" if changes else "")
 
 
 class Parser(argparse.ArgumentParser):
@@ -321,7 +338,9 @@ def arguments(words):
         "  ./dev test core_test            tests whose names have this\n"
         "  ./dev test --ci                 what .ci/run runs\n"
         "  ./dev test --deep --resume      goes on where the last one ended\n"
-        "  ./dev test --phase TSan         one phase")
+        "  ./dev test --phase TSan         one phase\n"
+        "  ./dev test --record each_wait   a deep test; its row in "
+        "tests/DEEP.md")
     parser.add_argument("filters", nargs="*", metavar="FILTER")
     tier = parser.add_mutually_exclusive_group()
     tier.add_argument("--ci", dest="tier", action="store_const", const="ci",
@@ -335,6 +354,8 @@ def arguments(words):
                         metavar="NAME", help="only this one; may be repeated")
     parser.add_argument("--resume", action="store_true", help="phases that "
                         "passed on this commit are taken from the last report")
+    parser.add_argument("--record", action="store_true", help="writes results "
+                        "of deep tests to tests/DEEP.md; needs a clean tree")
     parser.add_argument("--end-after", type=float, metavar="MINUTES",
                         help="ends by itself then, with its table")
     given = parser.parse_args(words)
@@ -412,6 +433,10 @@ def main():
     runner = Runner(os.path.join(phases.ROOT, "out/test"), end_at)
     report = os.path.join(runner.out, "report.json")
     commit = commit_of(phases.ROOT)
+    if given.record and "+" in commit:
+        print("error: test: --record needs a tree without changes, so that "
+              "the commit names what was tested", file=sys.stderr)
+        return 2
     status = None
     try:
         if given.filters:
@@ -422,6 +447,8 @@ def main():
         status = 128 + stopped.args[0]
     print_table(runner.results)
     write_report(runner.results, report, commit)
+    if given.record:
+        record_deep(runner.results, phases.ROOT, commit)
     if status:
         return status
     return RED if is_red(runner.results) else GREEN

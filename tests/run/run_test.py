@@ -15,6 +15,7 @@ import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import phases
+import record
 import run
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -185,6 +186,42 @@ class Report(Small):
         self.assertFalse(run.is_red([result]))
         result.outcomes.append(run.suite.Outcome("t3", "flaky"))
         self.assertTrue(run.is_red([result]))
+
+
+class Record(Small):
+
+    def test_keeps_rows_of_tests_that_did_not_run(self):
+        path = os.path.join(self.root, "DEEP.md")
+        names = {"attacks", "demo", "walk"}
+        record.record(path, names, {"demo": ("failed", 9.6),
+                                    "gone": ("passed", 1)}, "0123456789")
+        record.record(path, names, {"walk": ("passed", 3)}, "abcdef0123")
+        rows = record.read(path)
+        self.assertEqual(set(rows), names)
+        self.assertEqual(rows["attacks"].result, "not run")
+        self.assertEqual((rows["demo"].commit, rows["demo"].seconds,
+                          rows["demo"].result), ("01234567", "10", "failed"))
+        self.assertEqual((rows["walk"].commit, rows["walk"].result),
+                         ("abcdef01", "passed"))
+
+    def test_has_deep_tests_and_deep_phases_only(self):
+        self.lists = self.lists.replace("test(hangs unit", "test(slow deep")
+        self.configure()
+        os.makedirs(os.path.join(self.root, "tests"))
+        os.rename(os.path.join(self.root, "build/small"),
+                  os.path.join(self.root, "build/release"))
+        results = [
+            run.Result("demo", "passed", 5),
+            run.Result("lint", "passed", 5),
+            run.Result("tests", "failed", outcomes=[
+                run.suite.Outcome("slow", "failed", 2),
+                run.suite.Outcome("passes", "passed", 1)])]
+        run.record_deep(results, self.root, "0123456789")
+        rows = record.read(os.path.join(self.root, "tests/DEEP.md"))
+        self.assertEqual(rows["slow"].result, "failed")
+        self.assertEqual(rows["demo"].result, "passed")
+        self.assertEqual(rows["mutants"].result, "not run")
+        self.assertFalse({"lint", "passes"} & set(rows))
 
 
 class Tiers(unittest.TestCase):

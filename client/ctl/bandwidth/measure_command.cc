@@ -102,8 +102,9 @@ class Progress {
     if (terminal_) std::fputs("\r\033[K", stderr);
   }
   void Say(const std::string& what) {
-    fmt::print(stderr, "{}{}{}", terminal_ ? "\r\033[K" : "", what,
-               terminal_ ? "" : "\n");
+    const char* const before = terminal_ ? "\r\033[K" : "";
+    const std::string line = before + what + (terminal_ ? "" : "\n");
+    std::fputs(line.c_str(), stderr);
     std::fflush(stderr);
   }
 

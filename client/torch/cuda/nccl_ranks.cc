@@ -34,6 +34,8 @@ class NcclRanks final : public Collectives {
   // that another rank is still receiving. Either all ranks shut down or none,
   // because a finalized communicator waits for the others.
   ~NcclRanks() override {
+    // The memory of begun operations may be unmapped once the stream is idle.
+    AwaitBegun().IgnoreError();
     {
       const MutexLock lock(mutex_);
       if (!aborted_.ok()) return;
@@ -101,12 +103,13 @@ class NcclRanks final : public Collectives {
                  [&] { return group_->_allgather_base(tensor, own); });
   }
 
+  // The stream waits for all begun operations, even if one has failed.
   absl::Status AwaitBegun() override {
-    const auto begun = std::exchange(begun_, {});
-    SLUICE_RETURN_IF_ERROR(host_->AwaitBegun());
-    return CatchStatus("c10d", [&] {
-      for (const auto& work : begun) work->wait();
-    });
+    absl::Status status = host_->AwaitBegun();
+    for (const auto& work : std::exchange(begun_, {})) {
+      status.Update(CatchStatus("c10d", [&] { work->wait(); }));
+    }
+    return status;
   }
 
   absl::Status Barrier() override { return host_->Barrier(); }

@@ -62,7 +62,8 @@ class Collectives {
   // Operations of BeginSumScatter and BeginGather end with the next AwaitBegun;
   // on a GPU they overlap with compute until then. `tensor` has one part per
   // rank, all of one size, and outlives the operation. This default runs the
-  // operations at once, rank by rank.
+  // operations at once, rank by rank. The destructor makes the current stream
+  // wait for operations that still run.
   //
   // BeginSumScatter: each rank gets the sum of its own part; the other parts
   // are undefined afterwards.

@@ -170,9 +170,7 @@ class AdamW final : public runtime::PendingWeights {
   // Initializes states in host memory before the first step.
   absl::Status ClearHost(runtime::HostStage& stage);
 
-  // Call it before a step's last sequence, in which PartIsDone begins sums. The
-  // trainer does not yet: when a peer dies, a sum in flight would still use
-  // memory that is unmapped.
+  // Call it before a step's last sequence, in which PartIsDone begins sums.
   void BeginLastSequence() { last_sequence_ = true; }
   // Sums gradients on their owners and returns the global norm, for which the
   // host waits once. Afterwards the gradients of other ranks' buckets are

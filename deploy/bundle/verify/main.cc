@@ -318,7 +318,7 @@ class Run {
     line += seconds > 0 ? fmt::format("{:6.1f} s", seconds)
                         : fmt::format(" {}", check.what);
     if (!reason.empty()) line += "  " + Printable(reason);
-    fmt::print(stderr, "{}\n", line);
+    std::fputs((line + "\n").c_str(), stderr);
     std::fflush(stderr);
   }
 
@@ -331,7 +331,9 @@ class Run {
 };
 
 int Fail(const absl::Status& status) {
-  fmt::print(stderr, "error: {}\n", std::string(status.message()));
+  const std::string line =
+      fmt::format("error: {}\n", std::string(status.message()));
+  std::fputs(line.c_str(), stderr);
   return 2;
 }
 
@@ -349,8 +351,9 @@ int Verify(const Options& options) {
   Run run(options, work->path());
   if (const absl::Status done = run.All(); !done.ok()) return Fail(done);
   if (options.json) std::fputs(run.Json().c_str(), stdout);
-  fmt::print(stderr, "\n{}: {} is what to send back\n", Name(run.status()),
-             run.path());
+  const std::string last = fmt::format("\n{}: {} is what to send back\n",
+                                       Name(run.status()), run.path());
+  std::fputs(last.c_str(), stderr);
   std::fflush(nullptr);
   return ExitStatus(run.status());
 }

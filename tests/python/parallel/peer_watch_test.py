@@ -25,9 +25,12 @@ def watch_of(ranks, told):
                      CPU)
 
 
-def stub(**more):
-    return SimpleNamespace(**{
-        "failed": None, "within": 0, "hears_deaths": False, **more})
+def stub(within=0):
+    """Returns `Ranks` without a process group."""
+    ranks = Ranks.__new__(Ranks)
+    ranks.failed, ranks.within, ranks.hears_deaths = None, within, False
+    ranks._failing, ranks._interrupted = threading.Lock(), None
+    return ranks
 
 
 def in_a_thread(work):
@@ -77,6 +80,27 @@ def test_it_raises_in_the_thread_that_computed_last():
         watch.look()
         wait_a_little()
     assert in_a_thread(work) == ["rank 1 failed (ABORTED)"]
+
+
+def test_an_error_raised_by_autograds_thread_is_not_raised_again():
+    ranks, ready = stub(), threading.Event()
+    watch = watch_of(ranks, lambda: "")
+
+    def work():
+        watch.computes()
+        ready.set()
+        time.sleep(0.3)  # in C, as in backward(), so nothing is raised here yet
+        wait_a_little()
+
+    def autograd():
+        ready.wait()
+        watch.peer_died("rank 1: killed by signal 9")
+        with pytest.raises(PeerFailed):
+            ranks.check()
+    other = threading.Thread(target=autograd)
+    other.start()
+    assert in_a_thread(work) == []
+    other.join()
 
 
 def test_nothing_is_told_of_a_watch_that_was_closed(capfd):

@@ -26,7 +26,9 @@ DEFECTS = {
     "the stream does not wait for an operation":
         ("      if (waits) work->wait();\n", ""),
     "the stream does not wait for operations that were begun":
-        ("      for (const auto& work : begun) work->wait();\n", ""),
+        ("[&] { work->wait(); }", "[] {}"),
+    "operations that were begun outlive the ranks":
+        ("    AwaitBegun().IgnoreError();\n", ""),
     "the result of a reduce-scatter is elsewhere":
         ("options_.rank * size", "0 * size"),
     "nobody asks before an operation":
@@ -59,9 +61,9 @@ DEFECTS = {
     "a lost GPU is taken for another rank's end":
         ("if (!gpu.ok()) {", "if (false) {"),
     "a good end is left to c10d, which aborts":
-        ("      group_->shutdown();\n", ""),
+        ("[&] { group_->shutdown(); }", "[] {}"),
     "an abort aborts nothing":
-        ("      group_->abort();\n", ""),
+        ("[&] { group_->abort(); }", "[] {}"),
     "an abort is not remembered":
         ("      aborted_ = CausedByPeer(absl::UnavailableError(why));\n", ""),
     "a later reason takes the place of the first":
@@ -76,7 +78,7 @@ DEFECTS = {
     "host tensors are exchanged by NCCL":
         ("    if (send.is_cpu()) {\n", "    if (false) {\n"),
     "an operation that fails is not asked for the reason":
-        (ASKED + "    const Bytes size", "    const Bytes size"),
+        (ASKED + "    return Failed(", "    return Failed("),
     "a thread that aborts frees what another asks":
         ("    const MutexLock lock(mutex_);\n"
          "    if (!aborted_.ok() || !connected_)",

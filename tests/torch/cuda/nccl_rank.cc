@@ -98,7 +98,7 @@ class Rank {
       : rank_(rank),
         folder_(std::move(folder)),
         timeout_s_(timeout_s),
-        memory_(rank, kRanks) {
+        memory_(std::make_unique<GpuMemory>(rank, kRanks)) {
     c10::cuda::_internal::setHasPrimaryContext(
         [](c10::DeviceIndex) { return true; });
     c10::cuda::set_device(static_cast<c10::DeviceIndex>(rank));
@@ -108,7 +108,7 @@ class Rank {
   Collectives& ranks() { return *ranks_; }
   at::Tensor Make(const std::vector<float>& values) {
     const at::Device gpu(at::kCUDA, static_cast<c10::DeviceIndex>(rank_));
-    return at::for_blob(memory_.Make(values),
+    return at::for_blob(memory_->Make(values),
                         {static_cast<int64_t>(values.size())})
         .target_device(gpu)
         .options(at::TensorOptions().dtype(at::kFloat).device(gpu))
@@ -116,7 +116,8 @@ class Rank {
   }
   std::vector<float> Read(const at::Tensor& tensor) {
     HostWait();
-    return memory_.Read(tensor.data_ptr(), static_cast<size_t>(tensor.numel()));
+    return memory_->Read(tensor.data_ptr(),
+                         static_cast<size_t>(tensor.numel()));
   }
   static void HostWait() { c10::cuda::getCurrentCUDAStream().synchronize(); }
   std::vector<float> Own() const {
@@ -129,6 +130,7 @@ class Rank {
   void AbortFirst();
   void AwaitNobody();
   void AwaitAbort();
+  void LeaveBegun();
   void AwaitError();
   void LoseGpu();
   void Die();
@@ -166,7 +168,7 @@ class Rank {
   const int rank_;
   const std::string folder_;
   const double timeout_s_;
-  GpuMemory memory_;
+  std::unique_ptr<GpuMemory> memory_;
   std::unique_ptr<Collectives> host_, ranks_;
 };
 
@@ -288,6 +290,21 @@ void Rank::AwaitAbort() {
   Require(ranks_->Check() == later, "the first reason stays");
 }
 
+// The other rank is killed while a sum that this one has begun waits for it.
+// The sum has ended when the stream is idle, so its memory may be unmapped.
+void Rank::LeaveBegun() {
+  at::Tensor sum = Make(Own());
+  Require(ranks_->SumAll(sum));
+  HostWait();
+  Require(ranks_->BeginSumScatter(sum));
+  std::cout << "waits" << std::endl;
+  AwaitFile(folder_ + "/died");
+  ranks_->Abort("rank 0 of job demo: killed");
+  ranks_.reset();
+  HostWait();
+  memory_.reset();
+}
+
 // As between nodes, NCCL itself reports the death.
 void Rank::AwaitError() {
   at::Tensor sum = Make(Own());
@@ -332,6 +349,7 @@ void Run(int rank, const std::string& folder, const char* torch_cuda,
   if (what == "await-nobody") self.AwaitNobody();
   if (what == "idle") pause();
   if (what == "await-abort") self.AwaitAbort();
+  if (what == "leave-begun") self.LeaveBegun();
   if (what == "await-error") self.AwaitError();
   if (what == "lose-gpu") self.LoseGpu();
   if (what == "die") self.Die();

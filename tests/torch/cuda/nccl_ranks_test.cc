@@ -85,6 +85,18 @@ TEST_F(NcclRanks, AnAbortEndsTheWaitForAKilledRankWithItsReason) {
   EXPECT_EQ(Findings(), "");
 }
 
+TEST_F(NcclRanks, BegunSumOfAKilledRankHasEndedWhenTheStreamIsIdle) {
+  const auto victim = Start(0, "die"), other = Start(1, "leave-begun");
+  ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
+  ASSERT_TRUE(other->WaitForOutput("waits", kLong));
+  victim->Kill(SIGKILL);
+  victim->Join();
+  std::ofstream(signs_.File("died")) << "killed\n";
+  const ChildResult result = other->Join(kLong);
+  EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+  EXPECT_EQ(Findings(), "");
+}
+
 TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
   const auto victim = Start(0, "die", /*silent=*/false);
   const auto other = Start(1, "await-error", /*silent=*/false);

@@ -23,9 +23,11 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import ctypes
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -53,7 +55,9 @@ class Ranks:
         _made[group.group_name] += 1
         # [Note: a failing rank]. `call` counts calls that all ranks entered.
         self._stream, self.call = _made[group.group_name], 0
-        self.failed: PeerFailed | None = None  # set by a PeerWatch, never reset
+        self.failed: PeerFailed | None = None  # set once, by `fail`
+        self._failing = threading.Lock()
+        self._interrupted: int | None = None  # thread in which `fail` raises
         # Whether the PeerWatch learns of deaths on other nodes. If so, only the
         # PeerWatch reads the board.
         self.hears_deaths = False
@@ -158,10 +162,28 @@ class Ranks:
                 self._look()
             raise
 
+    def fail(self, failed: PeerFailed, thread: int | None) -> None:
+        """Makes `check` raise `failed`. Also raises it in `thread`, if given,
+        unless that thread runs a stream."""
+        with self._failing:
+            self.failed = failed
+            if thread is not None and not self.within:
+                self._interrupted = thread
+                _raise_in(thread, failed)
+
     def check(self) -> None:
         """Raises `PeerFailed` if collectives were aborted: results are void."""
         if self.failed is not None:
-            raise self.failed
+            self._raise_failed()
+
+    def _raise_failed(self, cause: Exception | None = None) -> NoReturn:
+        with self._failing:
+            # Autograd's thread may be faster than the interrupted one, which
+            # would then be interrupted while it handles the same error.
+            if self._interrupted is not None:
+                _raise_in(self._interrupted, None)
+        assert self.failed is not None
+        raise self.failed from cause
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -174,7 +196,7 @@ class Ranks:
         except BaseException as error:
             if self.failed not in (None, error) and (
                     isinstance(error, Exception)):
-                raise self.failed from error
+                self._raise_failed(error)
             self._tell(error)
             raise
         finally:
@@ -211,6 +233,17 @@ class Ranks:
         with contextlib.suppress(RuntimeError):
             board.update(self._key(), lambda told: told or {
                 "rank": self.rank, "what": what})
+
+
+def _raise_in(thread: int, error: PeerFailed | None) -> None:
+    """Raises `error` in another thread, between two instructions of its Python
+    code; if the thread is in a C function, once that has returned. None: takes
+    back an error that has not been raised yet."""
+    kind = None if error is None else type("PeerFailed", (PeerFailed,), {
+        "__init__": lambda self: PeerFailed.__init__(self, *error.args)})
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread),
+        None if kind is None else ctypes.py_object(kind))
 
 
 class _Sum(torch.autograd.Function):

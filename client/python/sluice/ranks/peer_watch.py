@@ -16,7 +16,6 @@ nodes the computing thread does not read the store.
 """
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 
@@ -85,19 +84,9 @@ class PeerWatch:
         print(f"sluice: {told}:", "collectives of this process are aborted"
               if on_gpu else "this rank cannot go on", file=sys.stderr,
               flush=True)
-        self._ranks.failed = failed
         waits = self._stream is None or not self._stream.query()
-        if not self._ranks.within and waits:
-            _raise_in(self._thread, failed)  # before abort() ends its wait
+        # Before abort() ends the thread's wait.
+        self._ranks.fail(failed, self._thread if waits else None)
         # Gloo's collectives fail when the dead rank's connections close.
         for group in [*dist.distributed_c10d._world.pg_map] if on_gpu else ():
             group.abort()
-
-
-def _raise_in(thread: int, error: PeerFailed) -> None:
-    """Raises `error` in another thread, between two instructions of its Python
-    code; if the thread is in a C function, once that has returned."""
-    kind = type("PeerFailed", (PeerFailed,), {
-        "__init__": lambda self: PeerFailed.__init__(self, *error.args)})
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread),
-                                               ctypes.py_object(kind))

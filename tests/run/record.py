@@ -1,0 +1,54 @@
+"""The last result of each deep test and phase: tests/DEEP.md.
+
+No run of all deep tests has to end in one sitting: each `--record` replaces
+the rows of what it ran. A row of another commit says so.
+"""
+
+import dataclasses
+import os
+import re
+import time
+
+HEAD = """# Deep tests
+
+`./dev test --deep --record` and runs of parts (`./dev test --record NAME`)
+write this table: the last result of each test of the tier `deep`, and of each
+phase of that tier that is no CTest run.
+
+| test or phase | date | commit | seconds | result |
+|---|---|---|---|---|
+"""
+ROW = re.compile(r"^\| (.+?) \| (.*?) \| (.*?) \| (.*?) \| (.*?) \|$", re.M)
+
+
+@dataclasses.dataclass
+class Row:
+    date: str = ""
+    commit: str = ""
+    seconds: str = ""
+    result: str = "not run"
+
+
+def read(path):
+    """Returns the rows by name, none if there is no such file."""
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8") as file:
+        body = file.read().partition("|---|")[2]
+    return {name: Row(*fields) for name, *fields in ROW.findall(body)}
+
+
+def record(path, names, ran, commit):
+    """Writes a row for each of `names`. `ran` maps names to (state, seconds);
+    other names keep their rows."""
+    rows = read(path)
+    for name, (state, seconds) in ran.items():
+        rows[name] = Row(time.strftime("%Y-%m-%d"), commit[:8],
+                         f"{seconds:.0f}", state)
+    with open(path + ".new", "w", encoding="utf-8") as file:
+        file.write(HEAD)
+        for name in sorted(names):
+            row = rows.get(name, Row())
+            file.write(f"| {name} | {row.date} | {row.commit} | {row.seconds} "
+                       f"| {row.result} |\n")
+    os.replace(path + ".new", path)
