@@ -1,6 +1,5 @@
-"""Puts the programs that `./dev wheel` has staged into the wheel, and tags it
-with the platform that they need. No Python extension is among them, so one
-wheel is for every Python 3."""
+"""Adds the programs staged by `./dev wheel` to the wheel, and tags the wheel
+with their platform. It has no Python extension, so it serves every Python 3."""
 
 import os
 import pathlib
@@ -10,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class Programs(BuildHookInterface):
     def initialize(self, version, build_data):
-        if version == "editable":  # the tree's build has them
+        if version == "editable":  # the programs are in the tree's build
             return
         stage = os.environ.get("SLUICE_WHEEL_STAGE")
         if not stage:

@@ -40,7 +40,7 @@ at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
 // order of the device's compute. Does nothing without SLUICE_POISON=1.
 void Poison(void* data, int64_t bytes, at::Device device);
 
-// InvalidArgument: `tensor` is on another device; names it and both devices.
+// InvalidArgument: `tensor` is not on `device`; the error has both and `name`.
 absl::Status CheckOn(std::string_view name, const at::Tensor& tensor,
                      at::Device device);
 

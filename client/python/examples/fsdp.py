@@ -17,12 +17,12 @@ TEXTS = (b"The quick brown fox jumps over the lazy dog. " * 40,
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)  # the same weights everywhere
+torch.manual_seed(0)  # all ranks draw the same weights
 model = LlamaForCausalLM(LlamaConfig(
     vocab_size=256, hidden_size=64, intermediate_size=128,
     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
 stream = sluice.stream(model, chunk=512, quiet=rank > 0)
-for layer in model.model.layers:  # after stream(); only whole layers
+for layer in model.model.layers:  # one unit per layer, none inside it
     fully_shard(layer)
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

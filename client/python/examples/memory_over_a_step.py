@@ -43,7 +43,7 @@ def one_step(way: str) -> tuple[list[tuple[float, float]], str]:
         model(input_ids=ids, labels=ids).loss.backward()
         model.zero_grad()
 
-    step()  # makes what later steps reuse, which should not count
+    step()  # warm-up: allocates what all later steps reuse
     with profile(activities=[ProfilerActivity.CPU],
                  profile_memory=True) as profiled:
         step()

@@ -100,8 +100,8 @@ def _probe(given: argparse.Namespace) -> int:
 
 def _plan(given: argparse.Namespace) -> int:
     """Runs the planner, with the cost model of `stream(hidden="host")` under
-    FSDP2. It refuses a model shape that it does not know and names the field
-    of config.json."""
+    FSDP2. The planner refuses a model shape that it does not know, and names
+    the field of config.json."""
     from sluice.base.arguments import PATH, need
     from sluice.native.daemon import find_programs
     need("plan", "folder", given.model, PATH)
@@ -128,7 +128,7 @@ def run_sluiced() -> None:
 
 
 def run_sluicectl() -> None:
-    """Replaces this process by the wheel's `sluicectl`, for the same daemon."""
+    """Replaces this process by `sluicectl` for the daemon that sessions use."""
     from sluice.native import user_daemon
     os.environ.setdefault("SLUICE_SOCKET", user_daemon.known_socket())
     _run("sluicectl")

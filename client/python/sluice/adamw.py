@@ -221,13 +221,13 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """Sets elements of `master` that do not round to `values` to these."""
+    """Sets `master` to `values` where it does not round to `values`."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 
 
 def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's values of `tensor`; a DTensor is sharded as `p`."""
+    """Returns this rank's values of `tensor`, first redistributed as `p` is."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if tensor.placements != p.placements:
@@ -236,7 +236,7 @@ def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
 
 
 def _as_sharded(view: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns the state `view`, sharded as its parameter `p`, in the host."""
+    """Returns `view`, a state of `p`; as a DTensor if `p` is one."""
     if not isinstance(p, DTensor):
         return view
     meta = p._spec.tensor_meta._replace(dtype=view.dtype)

@@ -18,8 +18,8 @@ class SluiceCallback(TrainerCallback):
         Trainer(model, args, callbacks=[sluice.SluiceCallback(config)], …)
 
     The Trainer's constructor streams the model if it is not streamed yet,
-    because accelerate may shard the model or wrap its forward later. The next
-    training streams it again. If training raises, the model stays streamed.
+    because accelerate may shard the model or wrap its forward later. A second
+    `train()` streams it again. If training raises, the model stays streamed.
 
     Args:
       config, fields: arguments of `stream`; the Trainer's constructor raises

@@ -1,5 +1,5 @@
-"""Checks what is installed and whether it works: one finding per line, which
-ends with the remedy if the check failed."""
+"""Checks what is installed and whether it works. Each finding is one line; that
+of a failed check ends with the remedy."""
 from __future__ import annotations
 
 import dataclasses
@@ -82,8 +82,8 @@ def _library(programs) -> str:
 
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
-    """Yields what sluicectl, if found, says about the machine and, with
-    `socket`, the failed checks of the daemon there."""
+    """Yields sluicectl's findings about the machine and, with `socket`, its
+    failed checks of that daemon; nothing if sluicectl is missing."""
     if programs.sluicectl is None:
         return
     asked = ["--socket", socket] if socket else []

@@ -68,7 +68,7 @@ def stream(model: nn.Module | None = None,
         open. None: `Session()` on the model's device, closed by `unstream()`.
       chunk: rows per chunk (None: 1024, on a real GPU 8192); "auto": measured
         in stream(), as `Stream.chunk_choice` and the line at attach explain.
-        All ranks of a job use the choice of the rank that was first.
+        All ranks of a job use the choice of the first rank that measures.
       batch: with chunk="auto": sequences per batch and rank for which the
         chunk is measured; steps may have other batch sizes.
       rows: further layer arguments that have rows: name -> dimension of the
@@ -151,7 +151,7 @@ def stream(model: nn.Module | None = None,
             made.choose_chunk(next(p for layer in adapter.layers
                                    for p in layer.parameters()), how.batch)
         if made.carriers:
-            block = carried_state.BLOCK  # a chunk is a number of these
+            block = carried_state.BLOCK  # a chunk is a multiple of it
             made.chunk = -(-made.chunk // block) * block
         if planned and made.whole_layers:
             raise Unsupported(adapter.name, 'policy="plan" with layers that '

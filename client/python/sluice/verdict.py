@@ -1,4 +1,4 @@
-"""Checks by a model's config whether the model can be streamed. The model is
+"""Checks from a model's config whether the model can be streamed. The model is
 on the meta device, so its weights need no memory."""
 from __future__ import annotations
 

@@ -97,14 +97,15 @@ class Backend {
   virtual std::string KernelName(at::ScalarType type,
                                  int64_t head_dim) const = 0;
 
-  // Computes attention; autograd may use it. Causal: k has as many rows as q.
+  // Computes attention, which autograd may differentiate. Causal: k has as many
+  // rows as q.
   virtual AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
                                  const at::Tensor& v, bool causal) const = 0;
   virtual AttentionGradients AttendBackward(const QueryRows& queries,
                                             const at::Tensor& k,
                                             const at::Tensor& v,
                                             bool causal) const = 0;
-  // Merges `block`, as Attend returned it, into `running`, with an fp32 output.
+  // Merges `block`, which Attend returned, into `running`, which is in fp32.
   virtual void Merge(const AttentionResult& running,
                      const AttentionResult& block) const = 0;
 

@@ -61,7 +61,7 @@ AttentionGradients FlashBackward(const QueryRows& queries, const at::Tensor& k,
   return {dq.squeeze(0), dk.squeeze(0), dv.squeeze(0)};
 }
 
-// --- efficient: [1, heads, rows, dim], as many heads everywhere --------------
+// --- efficient: [1, heads, rows, dim], one number of heads for q, k and v ----
 
 constexpr int64_t kLseAlignment = 32;  // of rows, in efficient kernels
 

@@ -1,8 +1,7 @@
 // Computes a GPU's attention with one of torch's kernels
-// (planner/stream/attention_kernel.h) and merges blocks with our kernel, on
-// torch's current stream. Supports bf16 and fp32. A block's gradients take the
-// merged output rounded to the model's dtype, because these kernels take no
-// wider one.
+// (planner/stream/attention_kernel.h), and merges blocks with Sluice's kernel,
+// on torch's current stream. Supports bf16 and fp32. Backward gets the merged
+// output in the model's dtype, because torch's kernels take no wider one.
 //
 // Thread safety: as Backend's. The compute thread opens and destroys it.
 #pragma once
@@ -18,9 +17,9 @@
 
 namespace sluice::runtime {
 
-// Loads torch's CUDA part (LoadTorchCuda) and our kernels, and installs the
-// GPU's backend until the result is destroyed. CUDA's default stream waits for
-// all others. So if it is torch's current stream of the calling thread, the
+// Loads torch's CUDA part (LoadTorchCuda) and Sluice's kernels, and installs
+// the GPU's backend until the result is destroyed. If torch's current stream of
+// the calling thread is CUDA's default one, which waits for all others, the
 // driver's compute stream replaces it while the result lives. The GPU becomes
 // the calling thread's current one for good. `driver` outlives the result.
 // Backend::Check refuses what kernel `asked` cannot compute. Unavailable: as

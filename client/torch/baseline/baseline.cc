@@ -239,7 +239,6 @@ AttentionResult Attend(const HeadTensors& heads) {
   return BackendOf(heads.q).Attend(heads.q, heads.k, heads.v, /*causal=*/true);
 }
 
-// Projects attention's output, in token layout.
 at::Tensor ProjectOutput(const stream::ModelShape& model, const at::Tensor& o,
                          const LayerTensors& w) {
   return at::linear(o.reshape({o.size(0), model.query_width()}), w.o_weight,
@@ -251,7 +250,6 @@ at::Tensor Leaf(const at::Tensor& tensor) {
   return tensor.detach().requires_grad_(true);
 }
 
-// Computes LayerNorm (GPT) or RMSNorm (Llama, no bias).
 at::Tensor Norm(const stream::ModelShape& model, const at::Tensor& x,
                 const at::Tensor& weight, const at::Tensor& bias) {
   if (model.norm == stream::NormKind::kRmsNorm) {
@@ -371,7 +369,7 @@ class Run {
     return x;
   }
 
-  // `row` is the first one's index among this rank's rows.
+  // `row` is the first token's index among this rank's rows.
   void EmbedBackward(const at::Tensor& tokens, const at::Tensor& gradient,
                      int64_t row) {
     const at::Tensor gradient32 = gradient.to(at::kFloat);
@@ -412,8 +410,8 @@ class Run {
     return hidden_gradient;
   }
 
-  // Runs the final norm and loss of some rows, both directions. Returns the
-  // rows' gradient.
+  // Runs the final norm and the loss of some rows, forward and backward.
+  // Returns the rows' gradient.
   at::Tensor Head(Section& norm, const at::Tensor& weight,
                   const at::Tensor& bias, const at::Tensor& x,
                   const at::Tensor& labels, int64_t global_count) {
@@ -692,9 +690,9 @@ class AlstRun : private Run {
     ProjectBackward(x, d, gradient, layer);
   }
 
-  // Runs backward from the layer's output to attention's. Overwrites `gradient`
-  // with the gradient of the residual between the halves, and `o` (token
-  // layout) with its own gradient.
+  // Runs backward from the layer's output to attention's output `o` (token
+  // layout). Overwrites `o` with its gradient, and `gradient` with that of the
+  // residual between attention and feed-forward.
   void OutputBackward(const at::Tensor& x, at::Tensor& o, at::Tensor& gradient,
                       int64_t layer) {
     const LayerTensors& w = weights_.layers[layer];

@@ -40,8 +40,8 @@ namespace sluice::runtime {
 // engine.
 //
 //   forward   Save(i, x) starts the copy out; AwaitSaved before writing to x
-//   backward  Fetch(i) starts the copy in, as early as there is room for it;
-//             Take(i) waits and returns the tensor
+//   backward  Fetch(i) may start the copy in early; Take(i) waits and returns
+//             the tensor
 //
 // Keeps every tensor alive that a copy reads or writes, so that its memory is
 // not reused. Settle waits for these copies after a failed step.

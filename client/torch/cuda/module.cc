@@ -16,7 +16,7 @@
 #include "client/torch/memory/torch_cuda.h"
 
 // Declared in ATen/cuda/CUDAContextLight.h, which needs more headers than the
-// runtime's; defined in libtorch_cuda, opened before this (LoadTorchCuda).
+// runtime's; defined in libtorch_cuda, which LoadTorchCuda opens first.
 namespace at::cuda {
 void clearCublasWorkspaces();
 }
@@ -51,10 +51,10 @@ using c10::cuda::CUDACachingAllocator::StreamSegmentSize;
 }
 
 // Makes a region torch's CUDA allocator. A call that a region does not support
-// throws an error that names the call, because ignoring it would be silently
-// wrong: for example another stream's use of a block that the plan reuses next.
+// throws an error that names the call. To ignore the call could corrupt memory:
+// for example, another stream may use a block that the plan reuses next.
 //
-// Thread safety: the region's own; Install and Remove by one thread at a time.
+// Thread safety: the region's; one thread at a time installs and removes it.
 class RegionFront final : public CUDAAllocator {
  public:
   // Blocks are reused in the order of `stream`. `former` is torch's allocator
@@ -104,7 +104,7 @@ class RegionFront final : public CUDAAllocator {
     return cudaMemcpyAsync(to, from, size, cudaMemcpyDeviceToDevice, stream);
   }
 
-  // Torch calls it once, and uses the former allocator again afterwards.
+  // Torch calls this once, and uses the former allocator again after Remove.
   void init(int gpus) override { former_->init(gpus); }
   bool initialized() override { return true; }
   void enable(bool) override {}

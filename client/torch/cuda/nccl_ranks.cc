@@ -31,8 +31,8 @@ class NcclRanks final : public Collectives {
             Collectives* host)
       : options_(options), group_(std::move(group)), host_(host) {}
   // Shuts down here, because c10d's destructor aborts, which may break messages
-  // that another rank is still receiving. All ranks shut down or none: a
-  // finalized communicator waits for the others.
+  // that another rank is still receiving. Either all ranks shut down or none,
+  // because a finalized communicator waits for the others.
   ~NcclRanks() override {
     // The memory of begun operations may be unmapped once the stream is idle.
     AwaitBegun().IgnoreError();
@@ -103,7 +103,7 @@ class NcclRanks final : public Collectives {
                  [&] { return group_->_allgather_base(tensor, own); });
   }
 
-  // The stream waits for all of them, even if one has failed.
+  // The stream waits for all begun operations, even if one has failed.
   absl::Status AwaitBegun() override {
     absl::Status status = host_->AwaitBegun();
     for (const auto& work : std::exchange(begun_, {})) {
@@ -119,7 +119,7 @@ class NcclRanks final : public Collectives {
       if (!aborted_.ok()) return;
       aborted_ = CausedByPeer(absl::UnavailableError(why));
     }
-    // Ends running operations. An exception only says that they ended before.
+    // Ends running operations. An exception only says that they had ended.
     CatchStatus("", [&] { group_->abort(); }).IgnoreError();
   }
 

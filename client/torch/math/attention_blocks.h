@@ -36,7 +36,8 @@ void AttendBlock(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  bool causal, Sum sum, const RunningAttention& running);
 
 using GradientSums = AttentionGradients;  // fp32
-// Adds the block's gradients to `sums`: dq by `query_sum`, dk, dv by `key_sum`.
+// Writes the block's gradients to `sums`, or adds them: dq as `query_sum` says,
+// dk and dv as `key_sum` says.
 void AttendBlockBackward(const QueryRows& queries, const at::Tensor& k,
                          const at::Tensor& v, bool causal, Sum query_sum,
                          Sum key_sum, const GradientSums& sums);

@@ -40,7 +40,6 @@ struct ModelTensors {
   at::Tensor final_norm_weight, final_norm_bias;  // [hidden]
   at::Tensor head;                                // [vocab, hidden]
 
-  // Returns the matrix that makes logits: the head, or the tied embedding.
   const at::Tensor& logits_weight() const {
     return head.defined() ? head : embed;
   }
@@ -53,7 +52,7 @@ struct StepResult {
   int64_t count = 0;
 };
 
-// Names are ours ("layers.2.q_weight"); checkpoints translate them.
+// Names are Sluice's ("layers.2.q_weight"); checkpoints translate them.
 struct NamedTensor {
   std::string name;
   at::Tensor* tensor;

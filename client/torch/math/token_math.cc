@@ -254,7 +254,7 @@ at::Tensor LossForwardBackward(const at::Tensor& normed,
 StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels) {
   const at::Tensor count =
       at::sum(labels.ne(kIgnoredLabel), at::kDouble);  // exact to 2^53
-  // As one complex number, torch copies both sums to the host at once.
+  // Torch copies both sums to the host at once, as one complex number.
   const auto both = at::complex(loss_sum, count).item<c10::complex<double>>();
   return {both.real(), static_cast<int64_t>(both.imag())};
 }

@@ -101,7 +101,8 @@ at::Tensor LossForwardBackward(const at::Tensor& normed,
                                int64_t rows_at_once, at::Tensor& loss_sum,
                                at::Tensor& weight_gradient);
 
-// `loss_sum` is an fp64 scalar. The host waits for the device once.
+// Copies a step's result to the host, which waits for the device once.
+// `loss_sum` is an fp64 scalar.
 StepResult ReadResult(const at::Tensor& loss_sum, const at::Tensor& labels);
 
 }  // namespace sluice::runtime

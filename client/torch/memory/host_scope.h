@@ -1,5 +1,5 @@
-// Marks memory that would be host memory on a GPU: on sim it does not come from
-// the region, and is counted and capped.
+// Marks allocations that are in host memory if the GPU is real. On sim they do
+// not come from the region, and are counted and capped.
 //
 // Thread safety: a HostScope is its thread's; the counted memory is
 // thread-safe.
@@ -18,7 +18,7 @@ class HostScope {
   explicit HostScope(const char* what);
   ~HostScope();
   HostScope(const HostScope&) = delete;
-  // The default is 16 MiB. Bytes(0) means no cap (check's reference).
+  // The default is 16 MiB. Bytes(0): no cap.
   static void SetCap(Bytes cap);
 
  private:
@@ -28,7 +28,7 @@ class HostScope {
 // The counted memory, for the allocator.
 namespace host_memory {
 
-// Thrown beyond the cap. Not a plain OutOfMemoryError: that means GPU memory.
+// Thrown beyond the cap. Not a plain OutOfMemoryError, which means GPU memory.
 struct OverCap final : c10::OutOfMemoryError {
   using OutOfMemoryError::OutOfMemoryError;
 };

@@ -11,10 +11,10 @@
 // is called. Allocations on other streams are refused.
 //
 // Planned segments. Between BeginSegment and EndSegment on the compute thread,
-// the k-th allocation of that thread goes to the plan's k-th offset. One that
-// does not match the plan (another size, too many, or a living block still
-// holds its place) falls back to the pool: counted, logged once, never a
-// corruption. RecordSegments records segments without a plan.
+// the k-th allocation of that thread goes to the plan's k-th offset. The pool
+// serves an allocation that does not match the plan (another size, too many, or
+// a living block still holds its place); these are counted, and the first one
+// is logged. RecordSegments records segments without a plan.
 //
 // Layout of the region: [planned transient area | pool]. The pool fills from
 // the top, so the bottom stays free for the planned area. With SLUICE_POISON=1
@@ -88,7 +88,7 @@ class RegionAllocator final : public c10::Allocator {
   // adopts the segments; none, and a peak of 0, unset the plan. On an error the
   // former plan stays. ResourceExhausted: no such place; FailedPrecondition:
   // blocks of the former plan are alive; InvalidArgument: the plan does not
-  // answer these kinds.
+  // match these kinds.
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
@@ -109,9 +109,10 @@ class RegionAllocator final : public c10::Allocator {
   // From now on, calls the observer for every outermost segment; null removes
   // it. The observer outlives the allocator or is removed before its end.
   void Observe(SegmentObserver* observer);
-  // Records for the report when segments run, and by the host's clock when
-  // blocks live, also those alive at the start. Views are valid as long as the
-  // allocator. The start and TakeRuns wait for the stream that times segments.
+  // Records for the report when segments run and, by the host's clock, when
+  // blocks live, also those alive at the start. Names in the records are valid
+  // as long as the allocator. RecordTimeline(true) and TakeRuns wait for the
+  // stream that times segments.
   void RecordTimeline(bool on);
   std::vector<SegmentRun> TakeRuns();
   std::vector<BlockRecord> TakeBlocks();

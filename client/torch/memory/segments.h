@@ -31,7 +31,7 @@ namespace sluice::runtime {
 
 // Records the requests of segments. Time is the count of requests and frees. A
 // buffer counts as held until the segment's end if it is alive then, or if
-// another thread freed it (that order would not repeat).
+// another thread freed it, because such a free comes at another time each run.
 //
 // Each kind keeps its last trace (the first may hold one-time allocations), the
 // least seconds and the number of executions.
@@ -104,7 +104,7 @@ class PlanReplay {
  public:
   PlanReplay() = default;
   // Places are relative to the planned area. InvalidArgument: the plan does not
-  // answer these kinds, leaves the area, or is not aligned.
+  // match these kinds, leaves the area, or is not aligned.
   static absl::StatusOr<PlanReplay> Make(
       const std::vector<plan::SegmentPlan>& segments,
       const std::vector<plan::SegmentKind>& kinds, Bytes peak,

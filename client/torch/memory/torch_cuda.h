@@ -1,8 +1,8 @@
 // The part of torch that exists only with NVIDIA's libraries: its CUDA
 // operators, its streams, its allocator's interface. LoadTorchCuda opens
-// torch's libtorch_cuda.so, which registers the operators, and then our module
-// (client/torch/cuda), which implements this class. Both stay for the process's
-// life.
+// torch's libtorch_cuda.so, which registers the operators, and then Sluice's
+// module (client/torch/cuda), which implements this class. Both stay for the
+// process's life.
 //
 // Thread safety: LoadTorchCuda from any thread; the allocator has its own lock.
 #pragma once
@@ -59,7 +59,7 @@ struct TorchCudaLibraries {
   std::string module = "libsluice_torch_cuda.so";
 };
 
-// Unavailable: a library is missing (torch's, one of NVIDIA's, our module),
+// Unavailable: a library is missing (torch's, one of NVIDIA's, the module),
 // with the loader's reason and what to do. The next call tries again.
 absl::StatusOr<TorchCuda*> LoadTorchCuda(
     const TorchCudaLibraries& libraries = {});

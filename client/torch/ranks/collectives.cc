@@ -61,7 +61,7 @@ std::vector<int64_t> InBytes(const std::vector<int64_t>& counts, int64_t size) {
   return bytes;
 }
 
-// One process: every sum is already complete.
+// The collectives of a single process, in which every sum is complete.
 class SingleRank final : public Collectives {
  public:
   int rank() const override { return 0; }

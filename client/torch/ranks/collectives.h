@@ -1,7 +1,6 @@
 // The collectives that the pipelines need, by c10d: over Gloo for the CPU's
-// tensors (the host's, and those in sim's HBM), over NCCL for a GPU's. NCCL
-// comes from a module that is opened at run time, so a program starts without
-// it. We write no transport.
+// tensors (the host's, and those in sim's HBM), over NCCL for a GPU's. A module
+// that is opened at run time has NCCL, so a program starts without it.
 //
 // A failed collective (a peer died) throws nothing across targets: its
 // absl::Status names the operation, and the trainer ends the run with it.
@@ -63,8 +62,8 @@ class Collectives {
   // Operations of BeginSumScatter and BeginGather end with the next AwaitBegun;
   // on a GPU they overlap with compute until then. `tensor` has one part per
   // rank, all of one size, and outlives the operation. This default runs the
-  // operations at once, rank by rank. The destructor orders operations that
-  // are still running before the end of the current stream.
+  // operations at once, rank by rank. The destructor makes the current stream
+  // wait for operations that still run.
   //
   // BeginSumScatter: each rank gets the sum of its own part; the other parts
   // are undefined afterwards.
@@ -90,7 +89,7 @@ class Collectives {
 
  private:
   // Inline, as its callers are: libsluice_torch_nccl.so derives a class from
-  // this one, and the program exports none of its symbols.
+  // Collectives, and the program exports no symbols of Collectives.
   absl::Status EachPart(at::Tensor& tensor,
                         absl::Status (Collectives::*call)(at::Tensor&, int)) {
     const int64_t size = tensor.numel() / world_size();

@@ -110,8 +110,8 @@ void HeadExchange::Contract(HeadKind kind, const at::Tensor& from,
   }
 }
 
-// Runs one all-to-all: messages of token-side rows for the heads of rank p one
-// way, and of rank p's rows for this rank's heads the other way.
+// Runs one all-to-all. With `to_heads`, this rank sends its rows of rank p's
+// heads to p, and receives p's rows of its own heads; else the reverse.
 absl::Status HeadExchange::Exchange(const RowRuns& runs,
                                     const std::vector<ExchangePart>& parts,
                                     bool to_heads) {

@@ -29,7 +29,7 @@ class HostStage {
   static constexpr Bytes kSize = stream::kHostStageBytes;
 
   HostStage() = default;  // for tensors of the CPU
-  // `pinned` outlives the stage, for a GPU's tensors; `size` is a multiple of
+  // For tensors of a GPU. `pinned` outlives the stage; `size` is a multiple of
   // 128.
   HostStage(std::byte* pinned, Bytes size);
   // Waits for copies in flight.
@@ -45,7 +45,7 @@ class HostStage {
 
   // Fills a contiguous tensor, in order, for later work on torch's current
   // stream. The host waits only if the half to be filled is still being copied,
-  // so not within the first kSize after a wait for the stream.
+  // so it does not wait for the first kSize bytes after a wait for the stream.
   using Give = std::function<absl::Status(std::byte* data, Bytes size)>;
   absl::Status Write(const at::Tensor& to, const Give& give);
   // Copies as many bytes of `from` as `to` has.

@@ -17,7 +17,7 @@
 
 namespace sluice::runtime {
 
-// A plan and the recording that it answers; a resumed run replays it.
+// A plan and the profile for which it was made; a resumed run uses it again.
 struct SavedPlan {
   plan::RankProfile profile;
   plan::NodePlan plan;
@@ -43,7 +43,7 @@ struct PlanOffer {
 // Returns for each rank whether the rank's node takes its plan now.
 std::vector<bool> WhoTakes(const std::vector<PlanOffer>& offers);
 
-// What a rank's GPU lease must hold while it records with new fractions.
+// The memory that a rank needs in its GPU lease to record with new fractions.
 struct RecordingMemory {
   Bytes lease;
   Bytes used;       // weights, gradients, optimizer states, ids

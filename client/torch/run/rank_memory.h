@@ -33,8 +33,8 @@ class RankMemory {
   struct Options {
     std::unique_ptr<client::Session> session;  // of this rank
     DeviceIndex gpu;                           // the daemon's index
-    // HBM to lease. 0: what other jobs leave of the GPU; several ranks of this
-    // job on it take equal shares of all of it.
+    // HBM to lease. 0: what other jobs leave of the GPU; but several ranks of
+    // this job on one GPU take equal shares of all its memory.
     Bytes hbm;
     int64_t ranks_on_gpu = 1;
     int numa_ranks = 1;  // ranks of this job on the NUMA node
@@ -67,7 +67,6 @@ class RankMemory {
   Bytes size() const { return region_->size(); }
   // After Arm only torch's allocations may use the region.
   std::byte* data() const { return region_->data(); }
-  // Returns the attention kernel's name, for reports.
   std::string KernelName(at::ScalarType type, int64_t head_dim) const;
   // Returns whether this device's kernels round attention's output to the
   // model's dtype before they read it.
@@ -111,8 +110,9 @@ class RankMemory {
 
 // --- workspaces of a GPU's libraries -----------------------------------------
 // Torch has a workspace for cuBLAS, and one for cuBLASLt, for each thread and
-// stream. The first product allocates it from the lease, and it stays: in a
-// segment, a calibration would record memory that no later execution asks for.
+// stream. The first product allocates it from the lease, and it stays. If that
+// product were in a segment, a calibration would record memory that no later
+// execution requests.
 //
 // NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
 // lease: it then counts as held outside, and leases and plans leave room for

@@ -8,7 +8,7 @@ namespace sluice::runtime {
 class RunWatch {
  public:
   virtual ~RunWatch() = default;
-  // A calibration begins: a step over a few chunks, with results not used.
+  // A calibration begins: a step over a few chunks. Its results are dropped.
   virtual void BeginCalibration(int64_t layers, int64_t chunks) = 0;
   virtual void BeginPlanning() = 0;
   virtual void EndPlanning() = 0;

@@ -38,7 +38,7 @@ Bytes MostBytes(stream::StreamOptions options) {
 }
 
 // Other ranks may release the memory for this rank only after a moment. Tries
-// are counted, not timed, because all ranks must make the same number.
+// are counted, not timed, because all ranks must make equally many.
 constexpr int kLeaseTries = 12;
 constexpr absl::Duration kLeasePause = absl::Milliseconds(250);
 // Limits how often GoBack tries the old plan and then a new one.
@@ -116,8 +116,8 @@ plan::RankProfile StreamedStepper::Profile(
   profile.rank = Rank(static_cast<uint64_t>(options_.stream.rank));
   profile.gpu = context_.memory->gpu();
   profile.numa = context_.memory->session().limits().numa;
-  // A plan states what the rank takes of the node, so it must include the host
-  // memory held besides the step, or it would promise that to other ranks.
+  // A plan states what the rank takes of the node. It includes the host memory
+  // held besides the step, which the daemon else would promise to other ranks.
   const Bytes fixed = context_.memory->fixed_host();
   profile.host_fixed += fixed;
   profile.host_limit = context_.memory->host_limit();
@@ -222,8 +222,9 @@ stream::FractionMap StreamedStepper::Given(bool everything) const {
                     : options_.stream.fractions;
 }
 
-// Returns the user's fractions, or keeps everything. Where the planner chooses,
-// all ranks begin with the largest alpha with room to calibrate in host memory.
+// Returns the user's fractions, or those that keep everything. If the planner
+// chooses, all ranks begin with the largest alpha with which the calibration
+// fits in host memory.
 absl::StatusOr<StreamedStepper::Round> StreamedStepper::FirstRound(
     bool everything) const {
   const stream::FractionMap given = Given(everything);
@@ -512,8 +513,8 @@ absl::StatusOr<bool> StreamedStepper::PlanAnew() {
   return all ? Restart(/*release=*/true) : absl::StatusOr<bool>(false);
 }
 
-// Restarts with the previous plan (true), which needs no calibration, or with a
-// new one that fits now (false).
+// Restarts with the previous plan, which needs no calibration, and returns
+// true; or restarts with a new plan that fits now, and returns false.
 absl::StatusOr<bool> StreamedStepper::GoBack(const SavedPlan& before) {
   for (int round = 0; round < kRounds; ++round) {
     saved_ = before;

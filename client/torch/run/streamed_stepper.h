@@ -33,10 +33,10 @@ class StreamedStepper {
     bool keep_everything = false;
     bool record_copies = false;  // keep a timeline (TakeCopies)
   };
-  // Makes a plan. `saved` (may be null) skips calibration and planning if it
-  // still fits. Everything that `context` points to outlives the stepper.
-  // Errors: ResourceExhausted with what ran out; Aborted or Unavailable,
-  // marked, if another rank caused it.
+  // Makes a stepper and its plan. `saved` (may be null) replaces calibration
+  // and planning if it still fits. What `context` points to outlives the
+  // stepper. Errors: ResourceExhausted with what ran out; Aborted or
+  // Unavailable, marked, if another rank caused it.
   static absl::StatusOr<std::unique_ptr<StreamedStepper>> Make(
       const RunContext& context, const Options& options,
       const SavedPlan* saved);
@@ -110,8 +110,9 @@ class StreamedStepper {
   absl::Status Start();
   absl::StatusOr<bool> Replay(const SavedPlan& saved);
 
-  // Steps of Refresh. Those that return a bool return false on all ranks if the
-  // step fails, with the reason in `why_`.
+  // --- steps of Refresh: those with a bool return false on all ranks if the
+  // step fails, with the reason in `why_`
+
   // Runs steps up to the first one that fails on any rank.
   absl::StatusOr<bool> AllFine(
       std::initializer_list<std::function<absl::Status()>> steps);

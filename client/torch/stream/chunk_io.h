@@ -1,15 +1,14 @@
 // The rings in HBM through which chunks leave for host memory and come back.
 //
 // Staging ring (MEMO's rounding buffers, one chunk each): compute fills a slot
-// with pieces, Flush sends those queued so far; compute may still read what is
-// leaving. The slot is free once its last copy out has ended.
+// with pieces, and Flush sends those queued so far; compute may still read a
+// piece while it is copied. The slot is free once its last copy out has ended.
 // Fetch ring: a copy in is issued after the slot's last use and after the host
 // bytes were written. Compute waits for it (Next) and sets the last use (Done).
 //
 // Copies are issued in program order, and a fetch is issued only once
-// everything that it reads has been sent, so issuing threads cannot wait for
-// each other in a circle. With SLUICE_POISON a slot is filled with NaN before
-// it is reused.
+// everything that it reads has been sent, so waits cannot form a circle. With
+// SLUICE_POISON a slot is filled with NaN before it is reused.
 //
 // Thread safety: the compute thread only.
 #pragma once
@@ -73,7 +72,7 @@ class Ring {
   // `memory` outlives the ring and may be written once `free` is reached.
   Ring(client::CopyEngine* copies, const RingMemory& memory,
        const client::Ticket& free);
-  // Compute waits for the last uses of the ring's memory.
+  // Makes compute wait for the last uses of the ring's memory.
   absl::Status AwaitUses() const;
 
  protected:
@@ -90,7 +89,7 @@ class StagingRing : public Ring {
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type) {
     return slots_[current_].Take(sizes, type);
   }
-  // Returns a piece to be sent to `to` whole: `to` itself if it is resident.
+  // Returns a piece that is all of `to`: the memory of `to` if it is resident.
   at::Tensor TakeFor(const ChunkBuffer& to, at::IntArrayRef sizes,
                      at::ScalarType type);
   // Queues contiguous `from` (in the current slot) for `to`, at `offset`. Does

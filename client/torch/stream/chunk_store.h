@@ -1,8 +1,8 @@
 // The place of everything in a streamed step between its uses: in the leased
 // host region, or, if a class is resident, in HBM.
 //
-// Both are carved once, in a fixed order, from shapes alone. A buffer is
-// rewritten every step (scratch every layer), so each one in host memory has
+// Both places are carved once, in a fixed order, from shapes alone. A buffer is
+// rewritten every step (scratch every layer), so each buffer in host memory has
 // two tickets: a fetch waits for `written`, and a copy out of HBM for `read`,
 // the last fetch. Buffers in HBM need none: only compute uses them, in its
 // order. Each copy direction runs in order, so its newest ticket covers the
@@ -54,8 +54,8 @@ class ChunkStore {
     return saved_[shape_.saved_set(layer, m)][static_cast<int>(which)][m];
   }
   // Returns the place of dO, of the sums of backward's inner side, or of the
-  // rows of q, k or v that are not stored. Forward writes those of k and v for
-  // later chunks; backward writes them again once they are recomputed.
+  // rows of q, k or v that are not stored. Forward writes such rows of k and v
+  // for later chunks; backward writes them again once they are recomputed.
   ChunkBuffer& scratch(stream::Class which, int64_t m) {
     return scratch_[static_cast<int>(which)][m];
   }

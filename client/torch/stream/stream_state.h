@@ -73,7 +73,8 @@ class StreamState final : public StreamContext {
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
   // Cuts the ring memory for `phase`, unless it is the current one, once all
-  // copies of the former phase have ended. REQUIRES: no Fetches of it is alive.
+  // copies of the former phase have ended. REQUIRES: no Fetches of the former
+  // phase is alive.
   absl::Status Enter(stream::Phase phase);
   // The first fetches of phase `next` may arrive while the last chunk of this
   // phase, `unsent`, is computed, in slots behind the memory that it still uses

@@ -243,8 +243,8 @@ class AttentionBackward {
     return absl::OkStatus();
   }
 
-  // Computes a block's gradients. The first outer chunk begins an inner chunk's
-  // gradients; the diagonal block begins an outer chunk's.
+  // Computes a block's gradients. Sums of an inner chunk begin with the first
+  // outer chunk, those of an outer chunk with the diagonal block.
   void Compute(const stream::Block& block, const Keys& keys,
                const QueryRows& queries, const Gradients& inner) {
     using enum stream::Segment;

@@ -188,7 +188,7 @@ class Step {
                  dx);
   }
 
-  // Returns this rank's rows of chunk m of a per-token tensor or the positions.
+  // These return this rank's rows of a chunk, or of a group of the loss.
   at::Tensor Local(const at::Tensor& per_token, int64_t m) const {
     return per_token.narrow(0, shape_.layout.local_rows_before(m, shape_.rank),
                             shape_.local(m));

@@ -1,6 +1,7 @@
 // One training step of the whole streamed model: embedding, layers, final norm
-// and chunked loss, and backward through all of it (README.md). Everything that
-// grows with the sequence is in the host lease, except kept rows.
+// and chunked loss, and backward through all of it (README.md). What grows with
+// the sequence is in the host lease, except tokens, labels, learned positions,
+// kept rows and resident chunks.
 //
 // Thread safety: one compute thread per StreamContext.
 #pragma once
@@ -21,8 +22,8 @@
 
 namespace sluice::runtime {
 
-// Layout, copy engine, host arena, rings, kept rows. Another sequence length or
-// other fractions need a new context.
+// Has the layout, copy engine, host arena, rings and kept rows. Another
+// sequence length or other fractions need a new context.
 class StreamContext {
  public:
   struct Options {

@@ -42,7 +42,7 @@ _STRIP, _CUT = 192, 512
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
             asked: Kernel = "auto", part: bool = False
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
+    """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
@@ -134,7 +134,7 @@ def _cut(q: Tensor) -> list[tuple[slice, Mask | Tensor]]:
 def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
                    ) -> Tensor:
     """Returns the mask that is added to the scores of a whole strip of rows
-    from `last` on. An earlier strip's mask is a part of it, without its first
+    from `last` on. An earlier strip's mask is this one without its first
     columns. Cached, because all blocks of a step use the same mask."""
     return torch.full((_STRIP, last + _STRIP), _NOTHING, dtype=dtype,
                       device=device).triu_(last + 1)
@@ -143,7 +143,7 @@ def _of_last_strip(last: int, dtype: torch.dtype, device: torch.device
 def merge(o: Tensor, lse: Tensor, block_o: Tensor, block_lse: Tensor) -> Tensor:
     """Merges a block into the result of earlier blocks; changes `o` in place
     and returns the new lse, in double: backward computes exp(s - lse), so each
-    rounding of it would scale a whole row of probabilities."""
+    rounding of lse would scale a whole row of probabilities."""
     # The block's weight in the merged row; NaN if the row has seen no key.
     part = torch.sigmoid(block_lse - lse).nan_to_num_(0.0)
     o.lerp_(block_o, part.to(o.dtype)[..., None])
@@ -174,7 +174,7 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """Returns the kernel of a block, or of a `part`; see `kernel_for`."""
+    """Returns the kernel of a block or of a `part` of one; see `kernel_for`."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)

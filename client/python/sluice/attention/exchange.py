@@ -114,7 +114,7 @@ def scatter(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
 
 
 def _summed(parts: Tensor, of: Tensor, heads: int) -> Tensor:
-    """Sums the gradients of copied heads, in fp32; copy i is of head of[i]."""
+    """Sums the gradients of copied heads in fp32; copy i is of head `of[i]`."""
     if parts.shape[1] == heads:
         return parts
     wide = wide_dtype(parts)

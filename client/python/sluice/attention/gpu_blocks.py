@@ -140,7 +140,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *_in_rows(do, q, k, v, o), lse.contiguous()[..., None], seed, seed,
             None, None, None, q.shape[2], k.shape[2], 0.0, causal, scale=scale)
-    # Padding rows need an infinite lse, and the kernel contiguous rows.
+    # The kernel needs an infinite lse in rows of padding, and contiguous rows.
     padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS),
                    value=math.inf).contiguous()
     [o] = _in_rows(o)
@@ -165,7 +165,7 @@ def _rows_first(*tensors: Tensor) -> list[Tensor]:
 
 
 def _in_rows(*tensors: Tensor) -> list[Tensor]:
-    """Returns [B, H, c, D] that are [B, c, H, D] in memory."""
+    """Returns tensors [B, H, c, D] that are [B, c, H, D] in memory."""
     return [t.transpose(1, 2).contiguous().transpose(1, 2) for t in tensors]
 
 

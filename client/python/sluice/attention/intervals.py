@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# With fewer rows per document on average, one call with a mask costs less.
+# With fewer rows per document on average, one call with a mask is faster.
 LEAST_ROWS = 16
 
 
@@ -106,7 +106,7 @@ class Intervals:
         return Intervals(rows.new_zeros(1, 1).expand_as(rows), rows, length)
 
     def within(self, documents: Tensor) -> bool:
-        """Returns whether no row's first key is before documents[b, q]."""
+        """Returns whether each row's first key is documents[b, q] or later."""
         known = self._within.get(id(documents))
         if known is None:
             known = bool((self.first >= documents).all())
@@ -115,9 +115,9 @@ class Intervals:
 
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
-        """Makes intervals of first, last [B, S]; rows with first > last see
-        nothing, and must be in `padding`, bool [B or 1, S], else
-        `Unsupported`."""
+        """Returns the intervals first .. last, [B, S]. Rows with first > last
+        see nothing; raises `Unsupported` if `padding`, bool [B or 1, S], lacks
+        such a row."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
             blind = None

@@ -34,8 +34,8 @@ def find(function: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
     """Returns the intervals of a mask function of transformers, which takes
     index tensors (batch, head, query, key) that broadcast. `padding`, bool
     [batch or 1, length]: rows that may see nothing. Raises `Unsupported` if the
-    mask is not made of intervals that end at or before the row itself, or
-    another row sees no key."""
+    mask is not made of intervals that end at or before the row itself, or if a
+    row that is no padding sees no key."""
     ask = _Asker(function, batch, heads, device)
     row = torch.arange(length, device=device).expand(batch, length)
     # A row that does not see itself is padding; its interval, if any, ends at
@@ -59,7 +59,7 @@ def is_pure(function: Callable) -> bool:
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
-    """Returns (first, last) of rows [B, n]; each sees `seed`, if any key."""
+    """Returns (first, last) of rows [B, n]. A row with keys sees key `seed`."""
     sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)
@@ -117,7 +117,7 @@ class _Asker:
                 self.batch[:, None, None].expand(shape),
                 torch.full((), head, device=self.device).expand(shape),
                 row[..., None].expand(shape), flat)
-        except Exception as error:  # the user's own function: anything
+        except Exception as error:  # the user's function may raise anything
             raise Unsupported(
                 "attention mask", f"a mask function that cannot be asked for "
                 f"single places ({type(error).__name__}: {error})",

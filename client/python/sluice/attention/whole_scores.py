@@ -26,10 +26,9 @@ from sluice.base.precision import wide_dtype
 
 BYTES = 256 << 20  # of a strip's scores, over all its heads
 # Most rows of a strip. To fit into BYTES a strip first gets fewer heads, then
-# fewer rows, because with fewer rows k and v are read more often. With more
-# rows, fewer keys are out of all rows' reach: on a CPU strips of 256 instead
-# of 1024 rows took a third of the time with a window of 256 keys, and no more
-# time without one.
+# fewer rows, because with fewer rows k and v are read more often. Under a
+# window, more rows reach more keys: on a CPU strips of 256 instead of 1024 rows
+# took a third of the time with a window of 256 keys, and no more without one.
 _ROWS = 256
 _UNSEEN = -math.inf
 
@@ -76,7 +75,7 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys; 0 and -inf without any."""
+    """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
     # [B, c, H, Dv] in memory, as layers need it.
@@ -87,7 +86,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
         s = _scores(_scaled(strip.of(q, groups), scores), k[at].to(wide),
                     seen, scores)[0]
         top = s.amax(-1, keepdim=True)
-        # exp(-inf - -inf) is NaN: subtract 0 from an empty row.
+        # exp(-inf - -inf) is NaN: subtract 0 in a row that sees no key.
         p = s.sub_(top.masked_fill(top == _UNSEEN, 0.0)).exp_()
         total = p.sum(-1, keepdim=True)
         strip.of(lse, groups).copy_(total.log() + top)

@@ -1,6 +1,6 @@
-"""Table of the known arguments of models and layers, by name. If the dimension
-that is split into chunks followed from a tensor's shape, a tensor that happens
-to be as long as the sequence would be split by mistake."""
+"""Table of the known arguments of models and layers, by name. It states which
+dimension has rows, because a tensor's shape does not: another dimension may
+happen to be as long as the sequence."""
 from __future__ import annotations
 
 from typing import Any, NamedTuple
@@ -17,9 +17,8 @@ IGNORED = -100  # label of a row that is left out of the loss
 # Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
 HANDED = "shared_kv_states"
 
-# Kinds of torch's types.
 MODULE = a(nn.Module, "a torch.nn.Module")
-# To a rank outside of a group torch gives an integer in place of the group.
+# For a group that this rank is not in, torch returns an integer.
 GROUP = Kind(lambda v: isinstance(v, dist.ProcessGroup),
              "a torch.distributed group that this rank is in, as "
              "mesh['sp'].get_group() is")
@@ -32,12 +31,12 @@ ROWS_OF_TOKENS = Kind(
 class Argument(NamedTuple):
     """Properties of one argument."""
 
-    # Dimension of a layer's argument that has rows: 1 for [B, S, ...]; negative
+    # Dimension of the rows in a layer's argument: 1 for [B, S, ...]; negative
     # if the number of leading dimensions varies.
     rows: int | None = None
-    # Dimension of a decoder's argument that the ranks of a group split.
+    # Dimension along which the ranks of a group split a decoder's argument.
     dealt: int | None = None
-    cut: bool = False  # the decoder's code outside its layers may get a chunk
+    cut: bool = False  # the decoder's code around its layers may get a chunk
     mask: bool = False
     cache: bool = False  # a cache, which streaming does not support
     packed: bool = False  # only describes packed documents
@@ -45,7 +44,7 @@ class Argument(NamedTuple):
     # repeats the mask.
     said: bool = False
     loss: bool = False  # the chunked head and loss support it
-    agreed: bool = False  # named if ranks pass different values
+    agreed: bool = False  # the error names it if ranks pass different values
 
 
 _SAID = Argument(said=True)
@@ -102,7 +101,7 @@ ARGUMENTS: dict[str, Argument] = {
 
 
 def those(what: str) -> dict[str, Any]:
-    """Returns {name: value of the field `what`} of arguments that set it."""
+    """Returns {argument: its field `what`} for the arguments that set it."""
     said = {name: getattr(known, what) for name, known in ARGUMENTS.items()}
     return {name: value for name, value in said.items()
             if value is not None and value is not False}
@@ -117,5 +116,5 @@ def wants(module: nn.Module, given: dict[str, Any], name: str,
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Returns [B, S]: each row's next row's label, IGNORED for the last."""
+    """Returns [B, S]: row i gets the label of row i + 1, the last IGNORED."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

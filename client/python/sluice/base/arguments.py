@@ -36,7 +36,7 @@ def whole(least: int, said: str, most: int = 2**63 - 1) -> Kind:
 
 def number(said: str, above: float = float("-inf"),
            most: float = float("inf"), least: float = float("-inf")) -> Kind:
-    """Returns the kind of numbers > `above` and `least` to `most`, not NaN."""
+    """Returns the kind of numbers > `above`, >= `least`, <= `most`, not NaN."""
     return Kind(lambda v: isinstance(v, (int, float))
                 and not isinstance(v, bool) and above < v <= most
                 and v >= least, said)
@@ -70,7 +70,7 @@ def mapping(of: Kind, said: str) -> Kind:
 
 def takes(call: str, **kinds: Kind) -> Callable[[Callable[P, T]],
                                                 Callable[P, T]]:
-    """Decorates a call: raises `Invalid` for an argument of another kind."""
+    """Decorator: calls raise `Invalid` for an argument not of its `Kind`."""
     def around(function: Callable[P, T]) -> Callable[P, T]:
         signature = inspect.signature(function)
         assert kinds.keys() <= signature.parameters.keys(), call

@@ -91,8 +91,8 @@ class Unsupported(RuntimeError):
     """A model or a call is refused because streaming it would not be exact.
 
     Attributes:
-        module: the user's name of the module or argument
-            ("model.layers.3.self_attn"), or its class.
+        module: name of the module ("model.layers.3.self_attn") or argument, or
+            the module's class.
         feature: the property that cannot be streamed exactly.
         remedy: what to do instead.
         layer: index of the layer that was tried; None outside of layers.

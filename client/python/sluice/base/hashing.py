@@ -17,8 +17,8 @@ def of_values(value: Any) -> int:
 
 
 def of_tensor(values: Tensor) -> Tensor:
-    """Returns an int64 () hash of the values' bits and order, computed on their
-    device: experts have gigabytes. Any change of one value changes it."""
+    """Returns an int64 () hash of the values' bits and order, on their device.
+    Any change of one value changes the hash."""
     words = values.detach().contiguous().view(-1).view(
         _WORDS[values.element_size()])
     total = torch.zeros((), dtype=torch.int64, device=values.device)

@@ -1,4 +1,4 @@
-"""Interfaces of a model that the modules below the adapters use."""
+"""Interfaces of a model: `hf` implements them, lower rooms use them."""
 from __future__ import annotations
 
 import contextlib
@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 @dataclass(eq=False)
 class WholeKind:
-    """Layers of one class that run whole; see [Note: whole layers] in
-    whole_layers."""
+    """Layers of a class that run whole ([Note: whole layers], whole_layers)."""
 
     name: str  # of the class
     why: str  # the property that rules out running them by chunks
@@ -33,7 +32,7 @@ class WholeKind:
 
 
 class Engaging:
-    """Contexts that a step enters around a model's code; these do nothing."""
+    """Contexts that a step enters around a model's code; no-ops by default."""
 
     def engage(self) -> contextlib.AbstractContextManager:
         """Routes the model's masks and attention to the current step."""
@@ -77,10 +76,11 @@ class Model(Patched):
     causal: nn.Module
     decoder: nn.Module
     entry: nn.Module  # streamed module: the decoder, or a model around it
-    way: str  # interception: "registry", "written out", "sdpa" or "own"
+    way: str  # attention by "registry", "written out", "sdpa" or "own"
     logits_last: bool  # router logits are the last item of a layer's output
     layers: nn.ModuleList
 
     def check_dealing(self, ids: Tensor, chunk: int) -> None:
-        """Raises `Unsupported` if a rank's rows alone give other results."""
+        """Raises `Unsupported` if the code outside the layers gives other
+        results for a rank's rows alone than for all rows."""
         raise NotImplementedError

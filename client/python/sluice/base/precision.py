@@ -28,8 +28,8 @@ def autocast_now(device: torch.device) -> torch.autocast:
 
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,
          least: float = 1e-12) -> bool:
-    """Returns whether the difference's norm is at most `least`, or `limit`
-    times that of `wanted`; `limit` is at least 4 eps of `wanted`'s dtype."""
+    """Returns whether the norm of found - wanted is at most `least`, or at most
+    `limit` (4 eps of the dtype if that is more) times the norm of `wanted`."""
     if found is None or wanted is None or found.shape != wanted.shape:
         return found is wanted
     if wanted.is_floating_point():

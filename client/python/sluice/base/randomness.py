@@ -50,8 +50,8 @@ def undisturbed(device: torch.device) -> Iterator[None]:
 @contextlib.contextmanager
 def apart(rank: int, device: torch.device) -> Iterator[None]:
     """Inside, each rank of a group draws different numbers, even with one seed.
-    On exit the former state is restored, and advanced by one draw if any was
-    made: ranks with equal states before have equal states after."""
+    On exit the former state is restored, and advanced by one draw if a number
+    was drawn: ranks with equal states before have equal states after."""
     with rejoined() as begin:
         begin(RandomState(device).number() * 4096 + rank, device)
         yield
@@ -101,9 +101,9 @@ class Still(TorchDispatchMode):
         return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# Maps each random function to its fixed result. The result depends on the
-# arguments, so that a bound that depends on the number of rows is noticed.
-# Dropout calls bernoulli_, except for CUDA's own dropout operator.
+# Maps each random function to its fixed result, which depends on the function's
+# arguments: a comparison shall notice arguments that depend on the number of
+# rows. Dropout calls bernoulli_, except on CUDA (native_dropout).
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,

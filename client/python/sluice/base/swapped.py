@@ -11,7 +11,7 @@ ABSENT = object()  # as a value: the key is removed
 @contextlib.contextmanager
 def items(*places: tuple[MutableMapping, Any, Any]) -> Iterator[None]:
     """Sets `mapping[key] = value` for each (mapping, key, value), and restores
-    the former values on exit; for attributes, or a module's submodules."""
+    the former values on exit."""
     before = [(held, key, held.get(key, ABSENT)) for held, key, _ in places]
     try:
         for place in places:

@@ -114,7 +114,7 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are computed before the loss is scaled: fp16 underflows.
+        # Gradients are computed before the loss is scaled: fp16 may underflow.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -123,7 +123,7 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Returns whether the loss function is a sum over rows divided by a
-        count. Tried again if libraries replace a function that it calls."""
+        count. Tries again if a library has replaced a function called by it."""
         called = _calls(self.causal.loss_function)
         if not called or list(map(id, called)) != list(map(id, self._tried)):
             self._tried, self._adds_up = called, self._sums_rows()
@@ -181,8 +181,6 @@ class Causal:
         """Runs the model's own head over all rows of the base's output `out`.
         Returns STREAMED if it does not fit on the device beside the layers."""
         modules = list(self.head.modules())
-        # A row's logits, and fp32 copies, take vocabulary * (itemsize + 4)
-        # bytes.
         vocabulary = self.causal.get_output_embeddings().weight.shape[0]
 
         def known() -> list[Tensor]:

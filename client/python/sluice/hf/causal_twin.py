@@ -1,8 +1,8 @@
 """Twins of causal models (see [Note: twins] in twin).
 
-A small twin has as many of the first layers as contain each kind, a vocabulary
-of the tokens that trials use, and refuses to run modules outside decoder and
-head (an image tower). If its trials fail, a whole twin is tried.
+A small twin has the fewest first layers that contain each kind, and a
+vocabulary of the tokens that trials use. It refuses to run modules outside
+decoder and head (an image tower). If its trials fail, a whole twin is tried.
 """
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ class Twins:
 
     @functools.cached_property
     def _constructed(self) -> Any:
-        """A function that returns, for a module of the model, that of a newly
-        constructed model; None if no buffer is on `meta`."""
+        """Maps a module of the model to the same module of a newly constructed
+        model; None if no buffer is on `meta`."""
         causal = self._model.causal
         if not any(b.is_meta for b in causal.buffers()):
             return None

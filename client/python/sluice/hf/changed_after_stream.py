@@ -35,7 +35,7 @@ class Held:
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Raises `Unsupported` for a layer that neither is nor wraps ours."""
+        """Raises `Unsupported` for a layer that is not streamed."""
         for index, layer in enumerate(self._held()):
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):
@@ -45,8 +45,8 @@ class Held:
 
 
 class Inside:
-    """Detects changes since `take` in the modules of `modules`, their hooks and
-    forwards on instances; not in FSDP2's hooks, which run around all rows."""
+    """Detects other modules, hooks and instance forwards since `take`. Ignores
+    FSDP2's hooks, which run around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -83,13 +83,13 @@ def warn_of_hooks(layers: Iterable[nn.Module],
 
 
 def _is_a_users(hook: Callable) -> bool:
-    function = getattr(hook, "func", hook)  # of a partial
+    function = getattr(hook, "func", hook)  # the hook may be a partial
     where = getattr(function, "__module__", None) or ""
     return where.partition(".")[0] not in ("torch", "transformers", "sluice")
 
 
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
-    """Raises `Unsupported` if `base`, which a head calls, lost the decoder."""
+    """Raises `Unsupported` if `base`, the head's, does not have `decoder`."""
     if all(module is not decoder for module in base.modules()):
         raise Unsupported(causal, f"its {type(base).__name__} came after "
                           "sluice.stream, and is not streamed", AGAIN)

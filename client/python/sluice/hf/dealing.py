@@ -8,8 +8,8 @@ the whole sequence, with zeros as embeddings and recorders of arguments as
 layers, until the last layer; and on this rank's rows, with their positions in
 the whole sequence, where each layer gets its rows of the recorded arguments.
 Only hidden states, arguments that need a gradient, and arguments computed from
-embeddings come from the second run. `dealing_trial` finds these when the model
-is streamed, and refuses models that compute positions themselves.
+embeddings come from the second run. In `stream()` `dealing_trial` finds these
+arguments, and refuses models that compute positions themselves.
 """
 from __future__ import annotations
 

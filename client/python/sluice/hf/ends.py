@@ -66,24 +66,24 @@ class Part:
 
 
 class Ends:
-    """The ends of one decoder. `ends_trial` sets them, or None to run whole."""
+    """The ends of one decoder, as `ends_trial` has found them."""
 
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
         self.decoder = adapter.decoder
-        self.before: Part | None = None  # runs before the first layer
-        self.after: Part | None = None  # runs after the last layer
-        # The layers that are called first and last.
+        # What runs before the first and after the last layer; None: whole.
+        self.before: Part | None = None
+        self.after: Part | None = None
         self.first = self.last = adapter.layers[0]
         # Whether position_ids 0, 1, … must be passed if the caller has none.
         self.says_positions = False
         # Computes the position_ids that must be passed with a mask with zeros
-        # if the caller has none; None if none must be.
+        # if the caller has none; None if they need not be.
         self.counts: Callable[[Tensor], Tensor] | None = None
         # Arguments that may be cut into chunks; LEFT: a mask with left padding.
         self.takes = {"input_ids"}
         self.together = 1  # chunks that an end runs at once, on the device
-        self.modules: list[nn.Module] = []  # `outside()` when it was tried
+        self.modules: list[nn.Module] = []  # `outside()` in the trials
         self._left: list[Left] | None = None  # see `leaving`
 
     def run(self, step: Step, own: Callable, all_given: dict[str, Any]) -> Any:

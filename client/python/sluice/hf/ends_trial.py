@@ -174,7 +174,7 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
     given = {"input_ids": ids, "use_cache": False, name: value}
     said = ends.says_positions
     try:
-        # The comparison runs without positions that `says_positions` adds.
+        # The run over all rows gets no positions from `says_positions`.
         ends.says_positions = False
         with torch.no_grad():
             plain = ends.x_of(given, range(ids.shape[1]))
@@ -225,7 +225,7 @@ def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
     settings = [((None, None), False), (parts, False)]
     settings += [(parts, True)] if stream.hidden == "host" else []
     for (before, after), in_host in settings:
-        # Without collectives: one rank's rows are enough to compare the ends.
+        # ranks=None: the ends are compared without collectives.
         with torch.no_grad(), swapped.attributes(
                 ends, before=before, after=after), swapped.attributes(
                 stream, chunk=CHUNK, in_host=in_host, ranks=None):

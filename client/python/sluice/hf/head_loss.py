@@ -28,7 +28,6 @@ from sluice.node.hidden_rows import InHost, OnDevice
 from sluice.node.replay import Gradients, Slot, distinct, leaves, slots
 from sluice.node.step import chunks_of
 
-# See [Note: routers' loss].
 FEW = 40  # rows
 LIMIT = 1e-5  # of the loss, in fp32
 
@@ -43,8 +42,8 @@ class Labels(NamedTuple):
 
 def of(head: Head, hidden: Tensor, shifted: Tensor, count: Tensor | int,
        chunk: int | None = None, left: Left | None = None) -> Tensor:
-    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: rows'
-    sum / `count`. With `left`, `hidden` is the last layer's output."""
+    """Returns the loss () of hidden [B, S, H] for shifted labels [B, S]: a sum
+    over rows / `count`. With `left`, `hidden` is the last layer's output."""
     labels = Labels(shifted, count, chunk or head.rows_at_once(
         hidden.shape[-1]))
 
@@ -129,8 +128,7 @@ def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
 def with_routers(head: Head, loss: Tensor, logits: Tensor, base: Any,
                  mask: Tensor | None) -> MoeCausalLMOutputWithPast:
     """Returns the model's output, with the routers' loss added to `loss`
-    ([Note: routers' loss]). `base`: the base model's output for the mask [B,
-    S]."""
+    ([Note: routers' loss]). `base`: the base model's output for `mask`."""
     noted = base[routers.NAME]
     if not head.adds_routers:
         _try(head, noted)
@@ -221,7 +219,6 @@ def _same(head: Head) -> bool:
         ends = leaves(head.rows(hidden, shifted, count))
         if not all(any(e is p for p in found) for e in ends):
             return False  # e.g. a weight of the base model
-        # In chunks of 16, the last one partial.
         ours = results(lambda h: of(head, h, shifted, count, 16))
         theirs = results(whole)
     return all(near(a, b, LIMIT) for a, b in zip(ours, theirs))

@@ -86,7 +86,7 @@ class LazyLogits(Tensor):
         return self._value
 
     def _fill(self, value: Tensor) -> None:
-        """Sets the values, and those of copies, before they are overwritten."""
+        """Sets the values; first computes those of lazy copies from them."""
         for made, function in self._copies:
             copy = made()
             if copy is not None:
@@ -175,8 +175,8 @@ class _Call(chunked_module.ChunkedCall):
 
 def logits(head: Head, left: Left | None, hidden: Tensor, loss: Tensor,
            shape: tuple[int, ...]) -> Tensor:
-    """Returns logits of `shape`, computed when they are read from `hidden` [B,
-    rows, H]: the decoder's output or, with `left`, its last layer's."""
+    """Returns logits of `shape`, computed when they are read. `hidden` [B,
+    rows, H] is the decoder's output or, with `left`, its last layer's."""
     if head.stream.ranks is not None or head.stream.in_host or (
             torch.is_grad_enabled() and head.is_sharded):
         def refuse() -> Tensor:
@@ -205,7 +205,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns what is `asked` as `logits`, for the base model's output."""
+    """Returns what is `asked` as `logits`. `base`: the base model's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

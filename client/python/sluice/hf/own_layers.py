@@ -157,7 +157,7 @@ class OwnLayers(Patched):
     def _begun(self, stream: Stream, index: int, x: Tensor
                ) -> tuple[Step, Tensor]:
         """Returns the step of a call of layer `index`, and its input. A new
-        length, or no later layer than the last, begins another forward."""
+        length, or a layer not after the last one called, begins a step."""
         step, last = self._step or (None, -1)
         if step is None or step.length != x.shape[1] or index <= last:
             self._end_step(stream)

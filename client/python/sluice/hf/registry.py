@@ -38,8 +38,8 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
               softcap: float | None = None, s_aux: Tensor | None = None,
               is_causal: bool | None = None, **rest: Any
               ) -> tuple[Tensor, None]:
-    """transformers' attention interface: q [B, H, c, D], k and v
-    [B, Hkv, c, D] of one chunk -> ([B, c, H, Dv], None)."""
+    """transformers' attention interface: q [B, H, c, D], k [B, Hkv, c, D] and v
+    [B, Hkv, c, Dv] of one chunk -> ([B, c, H, Dv], None)."""
     call, here = layer.running(), step.current()
     name = type(module).__name__
     if call is None or here is None:

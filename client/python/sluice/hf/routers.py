@@ -36,7 +36,7 @@ def asked(decoder: nn.Module, given: dict[str, Any]) -> bool:
 
 def answered_last(adapter: Model) -> bool:
     """Returns whether the decoder's router logits are its layers' last outputs.
-    Runs the decoder, not patched yet, with stand-ins for its layers."""
+    Runs the decoder, which must be unpatched, with stand-ins for its layers."""
     decoder, layers = adapter.decoder, adapter.layers
     if not all(ASKED in inspect.signature(type(layer).forward).parameters
                for layer in layers):
@@ -51,7 +51,7 @@ def answered_last(adapter: Model) -> bool:
                     for layer, more in zip(layers, said)]):
                 found = decoder.forward(input_ids=ids, use_cache=False,
                                         **{ASKED: True})[NAME]
-        except Exception:  # not as transformers does it: unknown
+        except Exception:  # unlike the decoders of transformers
             return False
     return len(found) == len(said) and all(map(operator.is_, found, said))
 

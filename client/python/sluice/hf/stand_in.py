@@ -32,7 +32,7 @@ class Recorded(BaseException):
 
 
 class Instead(nn.Module):
-    """Runs `forward` in place of the module `base`, with its attributes."""
+    """Runs `forward` in place of the module `base`; has its attributes."""
 
     def __init__(self, base: nn.Module, forward: Callable | None = None):
         super().__init__()

@@ -77,9 +77,9 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
     if mask.shape[1] != length:
         raise Unsupported(name, f"an attention_mask of {mask.shape[1]} columns "
                           f"for {length} tokens", "pass one per token")
-    # transformers takes any value but 0 for a token, but in a mask that is
-    # added to scores such values mark keys to leave out, and models that
-    # compute positions from a mask add them up.
+    # In transformers each value but 0 marks a token. In a mask that is added to
+    # scores other values mark keys to leave out, and models that compute
+    # positions from a mask add the values up.
     other = mask[(mask != 0) & (mask != 1)]
     if other.numel():
         raise Unsupported(name, f"an attention_mask with {float(other[0]):g}, "
@@ -103,7 +103,7 @@ def refuse_adapters(model: nn.Module) -> None:
 def take_documents(module: nn.Module, given: dict[str, Any]) -> Tensor | None:
     """Removes the descriptions of documents but position_ids from `given`.
     Returns the first row [B, S] of each row's document, if any. Raises
-    `Unsupported` for an attention_mask, or without position_ids that agree."""
+    `Unsupported` with an attention_mask, or without position_ids that agree."""
     said = {name: given.pop(name, None) for name in argument_table.those("packed")}
     said = {name: value for name, value in said.items()
             if isinstance(value, Tensor)}

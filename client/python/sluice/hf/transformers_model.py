@@ -66,8 +66,7 @@ class Adapter(Model):
         super().__init__()
         self.causal, self.decoder, self.layers, self._is_small = parts
         self.name = type(self.causal).__name__
-        # The decoder, or a model of text and images around it that makes its
-        # masks.
+        # The decoder, or a multimodal model around it that makes its masks.
         self.entry = self.decoder
         # Configs of decoder and layers: an image tower keeps its attention.
         self.configs = list({id(m.config): m.config for m in (
@@ -226,7 +225,8 @@ class Adapter(Model):
         self._refuse_small(stream.head == "whole")
 
     def _refuse_small(self, runs_whole: bool) -> None:
-        """Refuses a small twin if a part `runs_whole`: a whole twin may not."""
+        """Refuses a small twin if a part `runs_whole`: the same part of a whole
+        twin may run in chunks."""
         if self._is_small and runs_whole:
             raise Unsupported(self.name, "what is not the same by rows")
 
@@ -267,7 +267,7 @@ class Adapter(Model):
         return min(refusals, key=operator.attrgetter("vagueness"))
 
     def _try_whole(self, stream: Stream, refused: Unsupported) -> None:
-        """Finds which layers run whole; raises `refused` if none helps."""
+        """Finds which layers run whole; raises `refused` if none may."""
         if refused.layer is None or refused.has_remedy:
             raise refused
         if stream.ranks is not None:
@@ -360,8 +360,8 @@ class Adapter(Model):
                                for config in switched), *self._checkpointing())
 
     def _checkpointing(self) -> list[tuple[dict[str, Any], str, bool]]:
-        """Switches activation checkpointing off, for `swapped.items`: neither
-        streamed nor plain layers need what Trainer switches on."""
+        """Returns items for `swapped.items` that switch off the activation
+        checkpointing of Trainer: neither streamed nor plain layers need it."""
         return [(vars(module), "gradient_checkpointing", False)
                 for module in (self.entry, self.decoder, *self.layers)
                 if getattr(module, "gradient_checkpointing", False)]

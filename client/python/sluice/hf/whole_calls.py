@@ -35,7 +35,7 @@ class Noted(Instead):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         for key, hook in self._base._forward_pre_hooks.items():
-            function = getattr(hook, "func", hook)  # of a partial
+            function = getattr(hook, "func", hook)  # the hook may be a partial
             if function.__module__.startswith("torch.distributed"):
                 continue  # FSDP2's hook gathers weights, not used here
             if key in self._base._forward_pre_hooks_with_kwargs:
@@ -50,7 +50,7 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Makes an embedding of zeros, in memory one number if `expand`."""
+    """Returns an embedding of zeros; `expand`: one number in memory."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,

@@ -1,5 +1,4 @@
-"""Arena of leased host memory, which a session's copy engine fills and
-reads."""
+"""Arena of leased host memory, filled and read by a session's copies."""
 from __future__ import annotations
 
 import functools
@@ -145,7 +144,7 @@ class HostArena:
     @_whole
     def prefetch(self, host: HostTensor, device: torch.device | str) -> None:
         """Starts the copy of `host` into a fresh tensor on `device`, which the
-        next `get` returns; does nothing if that was done."""
+        next `get` returns, unless that copy was started before."""
         self._prefetch(host, device)
 
     @_whole
@@ -172,7 +171,7 @@ class HostArena:
 
     @_whole
     def settle(self, host: HostTensor) -> None:
-        """Waits for the copy into `host`, and releases the tensor copied."""
+        """Waits for the copy into `host`, and releases the copied tensor."""
         self._check(host)
         self._copies.wait(GPU_TO_HOST, host._written)
 
@@ -195,10 +194,10 @@ class HostArena:
     def fit(self, nbytes: int) -> None:
         """Grows or shrinks the leases to `nbytes`. Raises `Error`
         FAILED_PRECONDITION if they would shrink while a tensor is held. To
-        shrink, it gives all slabs back and then leases `nbytes`, because two
-        ranks may wait for each other's memory; nothing goes back if the daemon
-        is gone. An `Error` of the new lease leaves no slabs; later `put`s lease
-        them."""
+        shrink, it gives all slabs back before it leases `nbytes`, or two ranks
+        could wait for each other's memory; nothing goes back if the daemon is
+        gone. If the new lease fails, the arena has no slabs until a later
+        `put` leases one."""
         self._check_open()
         if self._books.has_lost():
             self._slabs.rebuild_books(self._copies.last_read())
@@ -261,13 +260,13 @@ class HostArena:
         tensor, host._ahead = host._ahead, None
         if host.nbytes:
             self._copies.wait(HOST_TO_GPU, host._read)
-            # The copy into `host` is done, too: this one came after it.
+            # The copy into `host` is done, too: this copy ran after it.
             self._copies.settled(host._written)
             if host._stream != self._copies.stream and not (
                     self._slots is not None and self._slots.has(tensor)):
                 # Torch reuses memory in the order of the stream on which it was
-                # allocated. Slots do not need this ([Note: slots] in slots),
-                # and torch may refuse memory of another allocator.
+                # allocated. Slots need no record ([Note: slots] in slots), and
+                # torch may refuse to record memory of another allocator.
                 tensor.record_stream(torch.cuda.current_stream(self.device))
         return tensor
 

@@ -168,8 +168,7 @@ class Copies:
         flight.settle(ticket)
 
     def last_read(self) -> int:
-        """Returns the last ticket of a copy to the device that may run, or
-        0."""
+        """Returns the last ticket of a running copy to the device, or 0."""
         held = self.in_flight[HOST_TO_GPU].held
         return held[-1][0] if held else 0
 
@@ -216,7 +215,7 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # The old stream waits: it was the last to use memory that is freed.
+            # The old stream waits, because torch reuses tensors in its order.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]

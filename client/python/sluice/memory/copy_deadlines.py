@@ -46,8 +46,8 @@ class ComputeClock:
     def mark(self, read: Callable[[float], None] | None) -> None:
         """Marks this moment of compute; `read` gets the clock's seconds once
         compute has reached it: at a later mark, or at once on a simulated GPU.
-        None: ends a wait for a copy since the previous mark, which is not
-        counted."""
+        None: the time since the previous mark was a wait for a copy, which the
+        clock does not count."""
         unread = self._unread
         unread.append((compute_device.now(self._device), read))
         while unread:
@@ -61,7 +61,7 @@ class ComputeClock:
             self._last = moment
 
     def forget(self) -> None:
-        """Drops all marks; the time up to the next is not counted."""
+        """Drops all marks; the time up to the next mark is not counted."""
         self._unread.clear()
         self._last = None
 
@@ -91,7 +91,7 @@ class Slack:
         return min(lately, before)
 
     def is_told(self, slack: float) -> bool:
-        """Returns whether `slack` is so close to `told` that it may stay."""
+        """Returns whether the engine may keep `told` in place of `slack`."""
         told = self.told
         return told == slack or (
             min(told, slack) >= 0 and abs(told - slack) <= _CLOSE * told)

@@ -1,10 +1,10 @@
-"""Best-fit allocator of the slabs' free bytes: pure arithmetic on addresses.
+"""Best-fit allocator of free address ranges; touches no memory.
 
 [Note: interrupted books] Ctrl-C may come between any two lines. A range that
 is on one list and not on the other would be handed out twice, and two tensors
-would share its bytes. So a flag marks the books as inconsistent while they
-change. If a change was interrupted, every later call of the object is refused;
-its owner replaces it by `around` (slabs, slots).
+would share its bytes. So a flag marks the lists as inconsistent while they
+change. If a change was interrupted, the object refuses all later calls; its
+owner (slabs, slots) then makes another with `around`.
 """
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def rounded(nbytes: int) -> int:
 
 class FreeRanges:
     """Free ranges of the slabs; allocates best fit and merges neighbours at
-    once, so that when all bytes are free, each slab is one range. A range has a
-    mark, the last ticket of a copy that may still read it; a merged range has
-    the larger. Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are
-    O(log ranges), except for shifting one list. Thread safety: one thread."""
+    once, so that a slab without tensors is one range. A range has a mark, the
+    last ticket of a copy that may still read it; a merged range has the larger
+    mark. Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
+    ranges), except for shifting one list. Thread safety: one thread."""
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)

@@ -29,8 +29,8 @@ _ALIGNMENT = 32  # elements; each state begins at a multiple
 
 
 class Piece(NamedTuple):
-    """Elements `start` to `stop` of a parameter's local values, in memory
-    order, in each of its `states` states. `last`: the parameter's last."""
+    """Elements `start` to `stop`, in memory order, of each of a parameter's
+    `states` states. `last`: this is the parameter's last piece."""
 
     parameter: torch.Tensor
     start: int

@@ -5,8 +5,8 @@ records count, each written in one step: the arena's slabs, and the addresses of
 living tensors (`_held`). Free ranges and sums follow from them, and `rebuild`
 computes them again after an interrupted change.
 
-A tensor that nothing refers to loses its bytes: an interrupt may come after
-`put` has returned and before its caller has stored the result.
+The bytes of a tensor that nothing refers to are freed, because an interrupt may
+come after `put` has returned and before its caller has stored the result.
 """
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Books:
         self.free = FreeRanges()
         # By address: the tensor and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # Tensors collected without `drop`, which deletes the reference first.
+        # Tensors that died without `drop`, which deletes their reference.
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
     def keep(self, host: HostTensor) -> None:

@@ -79,9 +79,9 @@ class _Left(NamedTuple):
 
 
 _left: list[_Left] = []
-# Descriptions of tensors that are gone. Torch reads one once more after its
-# storage has lost its last owner, perhaps on another thread or after the
-# interpreter's end. So none is freed, and the latest _LEFT are not reused.
+# Descriptions of tensors that are gone. Torch reads a description once more
+# after its storage has lost its last owner, perhaps on another thread or after
+# the interpreter's end. So none is freed, and the latest _LEFT are not reused.
 _spent: collections.deque[_Tensor] = collections.deque()
 _LEFT = 64
 
@@ -107,9 +107,9 @@ class Slots:
         return sum(lease.nbytes for lease in self._leases)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialized tensor, which the caller owns. It must be
-        used on torch's current stream, or on another between two waits, there
-        and back: DLPack tensors have no `record_stream`."""
+        """Returns an uninitialized tensor, which the caller owns. Another
+        stream than torch's current one must wait for that one before its use
+        and be waited for after: DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None

@@ -1,7 +1,7 @@
 """ctypes bindings of libsluice.so, C ABI 6: functions, structs, errors. No
 other module knows the C interface (client/sluice.h). A handle is a plain
-integer, owned elsewhere. Functions that end an object ignore 0 and None; all
-others refuse them with INVALID_ARGUMENT."""
+integer that the caller owns. Functions that end an object ignore 0 and None;
+all others refuse them with INVALID_ARGUMENT."""
 from __future__ import annotations
 
 import ctypes
@@ -95,7 +95,7 @@ class ChunkTrial(ctypes.Structure):
                 ("host_seconds", c_double)]
 
 
-# Function -> (result, arguments). A c_int result is a sluice_status.
+# Function -> (result, arguments). c_int: a sluice_status, or the ABI version.
 _SIGNATURES = {
     "sluice_last_error": (c_char_p, []),
     "sluice_abi_version": (c_int, []),
@@ -151,7 +151,7 @@ def _check_version(path: str, version: int) -> None:
 
 
 class Library:
-    """A libsluice.so's functions as attributes; sluice.h has thread safety."""
+    """The functions of a libsluice.so; their thread safety is in sluice.h."""
 
     def __init__(self, path: str) -> None:
         try:

@@ -89,8 +89,8 @@ def available_bytes(root: str = "/") -> int:
 
 
 def _numbers(file: pathlib.Path) -> dict[str, int]:
-    """Reads the number of each line by the line's first word, "" if it is only
-    a number. Returns {} if the file cannot be read."""
+    """Returns {name: number} of a file's lines "name number". The name is ""
+    for a line with only a number. Returns {} if the file cannot be read."""
     try:
         lines = file.read_text("ascii").splitlines()
     except OSError:
@@ -130,8 +130,8 @@ def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
 
 def config_text(driver: str, gpus: int, gpu_bytes: int, host_bytes: int,
                 link_bytes_per_second: float) -> str:
-    """Returns the config.toml of a daemon of ours. `host_bytes` is per NUMA
-    node; the other numbers describe simulated GPUs."""
+    """Returns the config.toml of a daemon that this package starts.
+    `host_bytes` is per NUMA node; the other numbers describe simulated GPUs."""
     speed = f"{link_bytes_per_second:.1f}"
     links = ", ".join(f'{{name = "pcie{i}", h2d_bytes_per_s = {speed}, '
                       f'd2h_bytes_per_s = {speed}}}' for i in range(gpus))

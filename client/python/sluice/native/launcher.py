@@ -20,8 +20,8 @@ class Place(NamedTuple):
 
 
 # Names of each launcher's variables: rank, world size, rank and number of ranks
-# on this node, and those that identify the job. `place` reads the first
-# launcher that has set its first two: torchrun may run in a Slurm step.
+# on this node, and those that identify the job. `place` takes the first
+# launcher that has set the first two. torchrun is first: Slurm may start it.
 _LAUNCHERS = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      "TORCHELASTIC_RUN_ID", "MASTER_PORT"),

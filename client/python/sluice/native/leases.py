@@ -28,7 +28,7 @@ class Handle:
     __slots__ = ("value", "before", "_end", "_owner")
 
     def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
-        # ctypes reads NULL as None. After `end` it is 0, which calls refuse.
+        # 0 after `end`, which the library refuses. ctypes reads NULL as None.
         self.value = value or 0
         self.before: list[Handle] = []  # to end before this one
         self._end = end
@@ -45,7 +45,7 @@ class Handle:
             self._end(value)
 
     def ours(self) -> bool:
-        """Returns whether this process, not one it was forked from, made it."""
+        """Returns False in a forked child of the process that made this."""
         return os.getpid() == self._owner
 
 
@@ -105,9 +105,9 @@ def _free_region(library: abi.Library, session: Handle, region: int) -> None:
 
 class Engine:
     """Copies in both directions for a session, ordered by tickets: positive
-    numbers, reached per direction in the order of issue. Callers make the hot
-    calls directly on the library, with buffers of their own. Thread safety: one
-    thread at a time, the one that computes."""
+    numbers, reached per direction in the order of issue. Callers make the
+    frequent calls directly on the library, with buffers of their own. Thread
+    safety: one thread at a time, the one that computes."""
 
     def __init__(self, session: Any) -> None:
         self.session = session

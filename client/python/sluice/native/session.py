@@ -64,7 +64,7 @@ def _end(handle: Handle, label: str | None) -> None:
 
 
 def _uuid(device: Any) -> bytes | None:
-    """Returns the UUID of torch's device as the driver writes it, if any."""
+    """Returns a GPU's UUID as the driver writes it; None for the CPU."""
     torch = sys.modules.get("torch")  # a session does not need torch
     if torch is None or torch.device(device).type == "cpu":
         return None
@@ -106,11 +106,11 @@ class Session:
             None: as set by torchrun, Slurm or MPI, else 0 of 1.
         gpu: index of the GPU on the node, as the daemon counts. None: the
             rank's number on its node.
-        local_world: ranks of the job on this node. None: the launcher's, or all.
+        local_world: ranks of the job on this node. None: as launched, or all.
         device: the GPU as torch names it, instead of `gpu`: a CUDA
             torch.device or its name; matched by UUID. A CPU is ignored.
         lease_wait_s: seconds that a lease may wait for memory instead of being
-            refused at once, within the daemon's `longest_wait_s`; first come,
+            refused at once, at most the daemon's `longest_wait_s`; first come,
             first served. Leases that can be retried smaller do not wait.
 
     Attributes:
@@ -173,7 +173,7 @@ class Session:
 
     def _opened(self, options: abi.SessionOptions, named: str | None
                 ) -> int | None:
-        """Opens a session at `named`, or the node's or user's daemon."""
+        """Opens a session at `named`, else with the node's or user's daemon."""
         opened = ctypes.c_void_p()
         for last in (False, True):
             self.socket = named or user_daemon.socket_of_the_node()
@@ -268,8 +268,8 @@ class Session:
 
     def changed_plan(self) -> tuple[int, dict[str, Any]] | None:
         """Returns (number, plan) of the newest changed plan that is not
-        answered yet, or None. The daemon changes plans because jobs came or
-        went. Only a changed plan's fractions count. Does not wait. A plan that
+        answered yet, or None. The daemon changes plans when jobs come or go.
+        Use only the fractions of a changed plan. Does not wait. A plan that
         has arrived can still be read after the daemon was killed."""
         text, number = ctypes.c_void_p(), ctypes.c_uint64()
         self._library.check(self._library.session_changed_plan(
@@ -313,7 +313,7 @@ class Session:
 
     def check_connected(self) -> None:
         """Raises `Error` UNAVAILABLE if the daemon is known to be gone."""
-        self.answer_change(_NO_PLAN, False)  # the daemon ignores it
+        self.answer_change(_NO_PLAN, False)  # the daemon ignores this number
 
     @takes("lease_host", nbytes=_BYTES, wait_s=_WAIT | NONE)
     def lease_host(self, nbytes: int, *, wait_s: float | None = None) -> Region:
@@ -329,8 +329,7 @@ class Session:
 
     @takes("lease_gpu", nbytes=_BYTES, wait_s=_WAIT | NONE)
     def lease_gpu(self, nbytes: int, *, wait_s: float | None = None) -> Region:
-        """Leases memory of the session's GPU; waits and raises like
-        `lease_host`."""
+        """Leases memory of the session's GPU, like `lease_host`."""
         return self._region(abi.GPU, nbytes, wait_s)
 
     def _region(self, kind: int, nbytes: int, wait_s: float | None) -> Region:

@@ -1,6 +1,6 @@
-"""Finds or starts the daemon of a session that names none
-(client/python/DESIGN.md, "The daemon of a session"). The end of a Slurm job
-ends its daemon, so each job has its own. Each MIG instance has its own, too,
+"""Finds or starts the daemon of a session that names no socket
+(client/python/DESIGN.md, "The daemon of a session"). Slurm ends a job's daemon
+with the job, so each job has its own. Each MIG instance has its own, too,
 because CUDA shows a process only one instance."""
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sluice.native.daemon import (
 )
 
 NODES_OWN = "/run/sluice/session.sock"
-IDLE_S = 600  # seconds without sessions until it ends ($SLUICE_DAEMON_IDLE_S)
+IDLE_S = 600  # seconds without sessions after which the daemon ends
 _SIMULATED_GPUS = 8
 _GIB = 1 << 30
 
@@ -92,8 +92,7 @@ def listens(path: str) -> bool:
 
 def command(folder: str) -> list[str]:
     free = available_bytes()
-    # The share that a node's own daemon pins of all memory (Pinnable,
-    # proto/base/cgroup.h).
+    # The share that Pinnable (proto/base/cgroup.h) would give of `free`.
     host = max(free // 2, min(free // 10 * 9, free - 64 * _GIB))
     nodes = [*pathlib.Path("/sys/devices/system/node").glob("node[0-9]*")]
     config = pathlib.Path(folder, "config.toml")

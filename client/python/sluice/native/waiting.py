@@ -18,7 +18,7 @@ class Calls:
     """Runs the waiting calls of one session, each on a thread of its own:
     Python handles Ctrl-C only between two lines of Python. An interrupt ends
     the caller's wait, not the call. The session must not end during a call, so
-    a close takes effect when the last of them returns. Thread safety: safe."""
+    a close takes effect when the last call returns. Thread safety: safe."""
 
     def __init__(self, close: Callable[[int], None]) -> None:
         self._close = close

@@ -28,13 +28,13 @@ class Call:
     latest forward in the call."""
 
     ranks: Ranks | None  # that share the call's sequences
-    makes_cache: bool  # whether the unstreamed model would
+    makes_cache: bool  # whether the unstreamed model would make a cache
     has_labels: bool = False  # whether the model computes a loss of all rows
     needs_all: str | None = None  # an output for which own rows are not enough
     # Reseeds, so that all ranks draw the same random numbers from then on; set
     # only if the decoder must return the rows of all ranks.
     rejoin: Callable[[int, torch.device], None] | None = None
-    own_rows: Tensor | None = None  # int64, that the decoder returned; None: all
+    own_rows: Tensor | None = None  # int64 rows of the decoder; None: all
     blind: Tensor | None = None  # bool [B or 1, S], padding that saw no key
     plain: Forward | None = None  # set if all layers of the decoder ran plain
     # agreement.Asked of the causal model, if compared with the decoder's.
@@ -100,8 +100,8 @@ def once(backward: Callable) -> Callable:
 
 
 def refuse_transforms(module: nn.Module) -> None:
-    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap: chunks
-    in host memory cannot be the tensors that these wrap."""
+    """Raises `Unsupported` within torch.func's grad, vjp, jvp and vmap, which
+    cannot wrap chunks in host memory."""
     if torch._C._are_functorch_transforms_active():
         raise Unsupported(module, "a call within torch.func (grad, vjp, jvp, "
                           "vmap)", "use loss.backward() or torch.autograd.grad"

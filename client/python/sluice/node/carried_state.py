@@ -4,10 +4,10 @@
 In a gated delta rule, Mamba-2 and a short convolution a row depends on earlier
 rows through a state of fixed size and the last inputs of a convolution. In
 transformers the layer reads both from the cache that `generate` passes, and
-writes the next ones there. So each chunk runs with a cache of ours. The states
-that a chunk starts from stay in the host until backward. Its replay starts from
-leaves with these values; their gradients belong to the previous chunk's final
-states.
+writes the next ones into it. So each chunk runs with a `Cache` of this module.
+The states that a chunk starts from stay in the host until backward. Its replay
+starts from leaves with these values; their gradients belong to the previous
+chunk's final states.
 
 A layer that gets one row takes the code path for a generated token, which
 writes its states in place. So no chunk, and no part of one, has a single row,
@@ -32,8 +32,7 @@ from sluice.memory.slabs import HostTensor
 BLOCK = 64  # rows
 LEAST = 2  # minimum rows of a chunk
 
-# Kind of state ("conv", "recurrent"), index of the layer, and of the state in
-# it.
+# Kind ("conv", "recurrent"), index of the layer, index of the state in it.
 Key: TypeAlias = tuple[str, int, int]
 
 

@@ -33,7 +33,7 @@ from sluice.base.errors import Unsupported
 Check = Literal["first", "always", "off"]
 
 LIMIT = 1e-3  # of a row's norm; 8 times the dtype's eps if that is more
-FEW, MANY = 0.05, 0.25  # allowed share of rows, in fp32 and in narrower types
+FEW, MANY = 0.05, 0.25  # share of rows that may differ: fp32, narrower types
 RUN = 16  # consecutive differing rows that are refused
 
 
@@ -55,7 +55,7 @@ class StepChecks:
 
 
 class Checks:
-    """Chooses the checks of a stream's steps; called with the stream's lock."""
+    """Chooses the checks of a stream's steps. The caller holds its lock."""
 
     def __init__(self, how: Check):
         self._how = how
@@ -96,7 +96,7 @@ class TwoParts:
 
     @classmethod
     def of(cls, chunks: list[range], m: int, least: int = 1) -> TwoParts:
-        """Returns the parts of chunk `m`; none if one had < `least` rows."""
+        """Returns the parts of chunk `m`; none if it has too few rows."""
         rows, last = len(chunks[m]), len(chunks[-1])
         first = last if m == 0 and least <= last <= rows - least else rows // 2
         return cls(rows, first if first >= least else 0)

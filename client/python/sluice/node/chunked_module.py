@@ -39,7 +39,7 @@ class Modules(Protocol):
     """What a call runs: a module, or several."""
 
     def modules(self) -> Iterator[nn.Module]:
-        """Yields at least the modules with parameters or buffers of the call."""
+        """Yields all modules that have parameters or buffers of the call."""
 
 
 class ChunkedCall:
@@ -138,7 +138,7 @@ class ChunkedCall:
                     source.drop(m)
             y.write(m, self._first_run(m, part, self._cut(extra, rows)))
         if self._x:
-            # Until its chunks are copied, the copies keep all of x alive.
+            # Running copies of x's chunks would keep all of x alive.
             self.step.arena.settle(self._x[-1])
         if self.keeps:
             self._setting.take_rewritten()
@@ -181,8 +181,7 @@ class ChunkedCall:
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:
-        """Replays chunks, last first; returns gradients of x, arguments,
-        weights."""
+        """Replays the chunks; returns gradients of x, arguments, weights."""
         dy = self._places.reading(dy, self.name)
         dx = self._places.writing() if needs_x else None
         gradients, leaves = Gradients(found), self.arguments()

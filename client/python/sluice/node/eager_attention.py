@@ -1,6 +1,6 @@
-"""Replaces attention that a layer computes with torch: by
-F.scaled_dot_product_attention, or as softmax(q k^T * scale + mask) v, as layers
-do that do not call transformers' registry or that make their own masks.
+"""Replaces attention that a layer computes with torch's functions, not through
+transformers' registry: by F.scaled_dot_product_attention, or written out as
+softmax(q k^T * scale + mask) v.
 
 [Note: scores that are not computed]
 A layer that computes a softmax makes no call for the stream to answer, and its
@@ -55,8 +55,8 @@ def _attention(query: Tensor, key: Tensor, value: Tensor,
                attn_mask: Tensor | None = None, dropout_p: float = 0.0,
                is_causal: bool = False, scale: float | None = None,
                enable_gqa: bool = False) -> Tensor:
-    """Stands in for F.scaled_dot_product_attention, for q [B, H, c, D], k [B,
-    Hkv, c, D], v [B, Hkv, c, Dv] of one chunk: [B, H, c, Dv]."""
+    """Stands in for F.scaled_dot_product_attention: returns o [B, H, c, Dv] for
+    q [B, H, c, D], k [B, Hkv, c, D], v [B, Hkv, c, Dv] of one chunk."""
     call = running()
     name = type(call.module).__name__
     if dropout_p:
@@ -87,7 +87,7 @@ class Scores(Standing):
     dtype: torch.dtype
     scale: float = 1.0
     heads: tuple[int, int] | None = None  # B and H of [B * H, ...], if known
-    seen: tuple[Intervals, ...] = ()  # a row sees the keys in all of them
+    seen: tuple[Intervals, ...] = ()  # masks; a row sees their intersection
     times: Tensor | None = None  # zeros and ones that multiply the scores
     weights: bool = False  # whether the softmax was applied
 
@@ -344,7 +344,7 @@ def _all_of(seen: tuple[Intervals, ...]) -> Intervals:
     return whole
 
 
-# The masks below are slices of a buffer [..., M, M] of the layer's own.
+# The masks below are slices of a buffer [..., M, M] of the layer.
 
 def _is_mask(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dtype == torch.bool and (

@@ -4,10 +4,10 @@ tensor on the device, or as chunks in host memory behind a stand-in.
 [Note: stand-ins]
 With hidden states in the host, the tensors that layers pass to each other in
 the user's graph, and their gradients, are stand-ins: tensors of the right
-shape, dtype and device with one element in memory. Our nodes find the chunks of
-a stand-in by its storage, and read each chunk once. The element is NaN, so that
-a value computed from it cannot be mistaken for a result; such a value has other
-storage, so the next node refuses it.
+shape, dtype and device with one element in memory. The streamed layers find a
+stand-in's chunks by its storage, and read each chunk once. The element is NaN,
+so that a value computed from it cannot be mistaken for a result; such a value
+has other storage, so the next layer refuses it.
 
 If the user passes layers and a group, the layers have stand-ins too, wherever
 the hidden states are: the user's code between them must see the shape of the

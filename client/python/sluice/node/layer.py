@@ -1,7 +1,7 @@
 """Runs a decoder layer as one autograd node: the user's own module, chunk by
 chunk ([Note: chunked module]), with attention over all chunks, which are in
-host memory. In forward it goes through `over_chunks.Attend`; the replay gets
-attention's results from the kept (o, lse).
+host memory. In forward `over_chunks.Attend` computes attention; the replay
+takes its results from the kept (o, lse).
 
 [Note: run again]
 Attention's k, v, o and lse of the first chunks need not be kept until backward:
@@ -70,7 +70,7 @@ class LayerCall(chunked_module.ChunkedCall):
         self._tape: Tape | None = None
         # The products that the layer's replays skip, once known.
         self._spared: tuple[Spared, Products] | None = None
-        self._following: Following | None = None  # the replay's tracking
+        self._following: Following | None = None  # tracks the running replay
         self._without_kv = False  # whether this replay skips k or v
         self._again = False  # see [Note: run again]
         self.rerun = step.rerun

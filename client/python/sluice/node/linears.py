@@ -2,12 +2,12 @@
 added up inside the matrix product.
 
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
-and adds it to the sum. Each such pass over memory of the weight's size counts,
-because a chunk has few rows compared with its weights. So plain linear
-layers run in a replay as nodes of ours. Their backward adds its product, within
-the multiplication, to torch's own sum, `.grad` of the weight's alias. The
-gradient is returned to torch instead if no sum exists (first chunk), if the
-weight is no leaf or has a hook, and within torch.autograd.grad.
+and adds it to the sum. A chunk has few rows, so these passes over memory of the
+weight's size take long compared with its products. So plain linear layers run
+in a replay as `Product`: in its backward the matrix product itself adds to
+torch's own sum, `.grad` of the weight's alias. The gradient is returned to
+torch instead if no sum exists (first chunk), if the weight is no leaf or has a
+hook, and within torch.autograd.grad.
 """
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _would_be_added(ctx: Product) -> bool:
 
 
 def in_place(owners: Iterable[nn.Module]) -> contextlib.AbstractContextManager:
-    """Within the block, plain linear layers among these run as `Linear`."""
+    """Within the block, plain linear layers among `owners` run as `Linear`."""
     return swapped.items(*(
         (vars(m), "forward", Linear(m)) for m in dict.fromkeys(owners)
         if is_plain(m) and "forward" not in vars(m)))
@@ -89,8 +89,7 @@ def is_plain(module: nn.Module) -> bool:
 
 
 def is_plain_call(layer: nn.Linear, x: Tensor) -> bool:
-    """Returns whether the call has no cast, functorch transform, tracing or
-    subclass."""
+    """Returns whether the call has no cast, transform, tracing or subclass."""
     return type(x) in (Tensor, nn.Parameter) and (
         x.dtype == layer.weight.dtype) and not (
             torch.is_autocast_enabled(x.device.type)

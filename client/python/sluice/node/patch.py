@@ -1,4 +1,4 @@
-"""Replaces the forward of one module instance by one of ours."""
+"""Replaces the forward of one module instance."""
 from __future__ import annotations
 
 import copy
@@ -24,9 +24,9 @@ class Patch:
     `before` the former instance attribute `forward`, or None.
 
     A patch is not a method, because methods are copied with a module, and a
-    copy of a streamed model must get its own forwards back: it is not streamed.
-    It has `__func__` for code that treats it as a method (accelerate wraps the
-    function of a method, and binds it again).
+    copy of a streamed model must not be streamed. It has `__func__` for code
+    that treats it as a method (accelerate wraps the function of a method, and
+    binds it again).
     """
 
     def __init__(self, module: nn.Module, forward: Callable,

@@ -5,10 +5,10 @@ and nothing is replayed (client/python/DESIGN.md, "Layers that fit").
 The first step is streamed, and so is each step of more tokens than any before
 it, because its peak is not known. In other steps a layer runs plain if there is
 room for the bytes that it and all later layers keep, and for the working memory
-of a backward: the largest of these again (twice if the model's attention writes
-scores out). The last layers are preferred: their
-backward runs first, so their memory is free again when the streamed layers'
-backward begins.
+of one backward: as many bytes as the largest of these layers keeps (twice as
+many if the model's attention writes scores out). The last layers are preferred:
+their backward runs first, so their memory is free again when the streamed
+layers' backward begins.
 
 The first call of each kind of layer with a sequence of a new length runs under
 saved_tensors_hooks, which measure what it keeps and drop all saved tensors once
@@ -37,11 +37,11 @@ from sluice.node.replay import Snapshot
 STREAMED = object()  # returned if the layer, decoder or head must be streamed
 _UNBOUNDED = sys.maxsize
 _SPARE = 16  # 1 / _SPARE of a GPU's memory stays free, for fragmentation
-# Room that a layer, one that writes out scores [S, S], and a head need, as
+# Room for a layer, for one that writes out scores [S, S], and for a head, in
 # multiples of the bytes that each keeps. Working memory takes as much again, or
 # twice as much if scores, or logits, have a softmax and a gradient.
 _LAYER, _WRITES, _HEAD = 2, 3, 3
-_REPLAYED = 0.875  # a replay saves (o, lse) in fp32: up to a tenth more
+_REPLAYED = 0.875  # plain bytes per byte of a replay, which saves o in fp32
 
 Written = Sequence[tuple[nn.Module, str]]  # buffers: owner, name
 
@@ -65,8 +65,8 @@ class _Graph:
 
 
 class _Noting:
-    """Measures what a forward saves in addition to `known` tensors: `size`, not
-    exact if that exceeds `limit`; then nothing is kept."""
+    """Measures what a forward saves in addition to `known` tensors. If `size`
+    exceeds `limit`, it is not exact, and nothing is kept."""
 
     def __init__(self, known: Iterable[Tensor], limit: int):
         self._limit, self.size = limit, Size(0, True)
@@ -151,7 +151,7 @@ class Room:
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size at this length or up to 1/8 longer, else None."""
+        """Returns the size noted for this length or up to 1/8 more, or None."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),
@@ -323,8 +323,8 @@ class Forward:
 
 def _keys(layers: Iterable[nn.Module], kinds: dict[nn.Module, int], x: Tensor
           ) -> Iterator[tuple[nn.Module, Hashable]]:
-    """Yields a key for each layer. Layers with equal keys keep the same bytes
-    for an input like x, that of the first layer."""
+    """Yields a key for each layer. Layers with equal keys keep the same bytes.
+    `x`: the first layer's input."""
     needs, cast = x.requires_grad, cast_of(x.device)
     for layer in layers:
         trained = tuple(p.requires_grad for p in layer.parameters())

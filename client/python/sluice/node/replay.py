@@ -23,8 +23,8 @@ from sluice.node import linears
 
 
 class Slot(NamedTuple):
-    """Where a module holds a parameter. `trained`: whether that needed a
-    gradient when the slot was made; it may be frozen before backward."""
+    """Where a module holds a parameter. `trained`: whether the parameter needed
+    a gradient when the slot was made; it may be frozen before backward."""
 
     owner: nn.Module
     name: str

@@ -65,15 +65,14 @@ class Arguments:
 
     def chunk(self, rows: range, replaced: list[Tensor | None]
               ) -> tuple[tuple, dict[str, Any]]:
-        """Returns (args, kwargs) of `rows`; `replaced`: leaves with a
-        gradient."""
+        """Returns (args, kwargs) of `rows`, with `replaced` in place of the
+        leaves that need a gradient."""
         given = iter(replaced)
         values = [next(given) if needs else cut(leaf, rows)
                   for leaf, needs in zip(self.leaves, self._needs_grad)]
         out, at = [], 0
         for name, spec in self._specs:
             part = values[at:at + spec.num_leaves]
-            # Most leaves are one tensor or value.
             out.append((name, part[0] if spec.is_leaf() else
                         pytree.tree_unflatten(part, spec)))
             at += spec.num_leaves
@@ -144,8 +143,7 @@ def named_arguments(layer: nn.Module, args: tuple, kwargs: dict[str, Any]
 
 def leaf_of(layer: nn.Module, name: str, value: Any, step: Any, length: int,
             declared: Mapping[str, int | None]) -> Leaf:
-    """Returns the leaf of an argument's value; `length`: rows, if it has
-    any."""
+    """Returns the leaf of an argument's value. `length`: rows of the step."""
     module = type(layer).__name__
     if name in _CACHES and value is not None:
         raise Unsupported(module, f"a cache ('{name}')", "pass use_cache=False")

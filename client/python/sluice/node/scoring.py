@@ -30,7 +30,7 @@ class Asked:
     temperature: float
     entropy: bool
     largest: int  # of the targets
-    answered: bool = False  # by a streamed head, instead of logits
+    answered: bool = False  # whether a streamed head has answered
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Returns [B, c, 1 or 2] in fp32 for logits [B, c, V] of some rows: log

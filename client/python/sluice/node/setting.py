@@ -30,7 +30,7 @@ from sluice.base.hashing import fingerprint
 from sluice.node.replay import Slot, Snapshot
 
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
-# Names of a module's submodules and hooks, and (_OF_ALL) of global hooks.
+# Attributes that hold a module's submodules and hooks; _OF_ALL: global hooks.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
 _ALL = nn.modules.module
@@ -61,8 +61,8 @@ class Setting:
         self.take_buffers()
 
     def take_buffers(self) -> None:
-        """Records the buffers, once more if the rest of the model's forward may
-        have replaced some (a rotary table that grew)."""
+        """Records the buffers. Called again if the rest of the model's forward
+        may have replaced some (a rotary table that grew)."""
         self._buffers = [
             (owner, name, buffer, _Contents(buffer, _sum(buffer)))
             for owner in self._modules
@@ -116,7 +116,7 @@ class Setting:
             "it reads a value of somewhere else, or is not deterministic")
 
     def in_place(self) -> contextlib.AbstractContextManager:
-        """Restores what was recorded within the block."""
+        """Within the block, the modules have the recorded state."""
         then = [(vars(module), name, value) for module, attributes in zip(
                     (*self._modules, _ALL), self.attributes)
                 for name, value in attributes.items()]
@@ -174,7 +174,7 @@ _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Returns a hash of the tensor's bytes, once per version, or None."""
+    """Returns a hash of the bytes, computed once per version; None without."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)

@@ -2,10 +2,10 @@
 
 [Note: handed tensors]
 Layers of Gemma-4 take the keys and values of an earlier layer from a dictionary
-that all of them are called with. Each chunk gets a dictionary of ours instead.
-Backward reaches the later layers first: the gradients of what they have taken
-are summed in the host. The replay of the earlier layer uses the sums as the
-gradients of what it puts there.
+that all of them are called with. Each chunk gets a `Handing` instead. Backward
+reaches the later layers first: the gradients of the tensors that they have
+taken are summed in the host. The replay of the earlier layer uses the sums as
+the gradients of the tensors that it puts.
 """
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = -2  # dimension of the rows: [B, heads, c, D]
 
 
 class Handed:
-    """Tensors that a step's layers put, and gradients, by key and chunk."""
+    """Tensors put by a step's layers, and their gradients, by key and chunk."""
 
     def __init__(self, arena: HostArena, device: torch.device):
         self._arena, self._device = arena, device
@@ -33,7 +33,7 @@ class Handed:
         self._put[key, m] = [self._arena.put(t) for t in tensors]
 
     def get(self, key: Hashable, m: int) -> list[Tensor]:
-        """Returns what a layer has put; KeyError if none has."""
+        """Returns what a layer has put; raises KeyError if no layer has."""
         return self._fetched(self._put[key, m])
 
     def add(self, key: Hashable, m: int, gradients: Sequence[Tensor]) -> None:
@@ -86,8 +86,8 @@ class Handing:
         self.left: set[Hashable] = set()
 
     def begin(self, m: int, puts: bool, replays: bool) -> None:
-        """Prepares a forward of chunk `m`: the first one `puts` tensors, the
-        replay has gradients, running again (rerun) does neither."""
+        """Prepares a forward of chunk `m`. The first forward `puts` tensors, a
+        replay (`replays`) has gradients; a rerun does neither."""
         self.collect()
         self._m, self._puts, self._replays = m, puts, replays
 

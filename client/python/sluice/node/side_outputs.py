@@ -6,8 +6,8 @@ come out of the middle of a layer. They are recorded chunk by chunk and joined
 into one tensor on the device, with few numbers per row. The layers' nodes
 return only hidden states; so the recorded tensors join the user's graph behind
 the last layer, in a node that runs its backward before those of all layers.
-That node stores the gradients here, and each chunk's replay gets its part of
-them.
+That node stores the gradients in the layers' `Side`s, and each chunk's replay
+gets its part of them.
 """
 from __future__ import annotations
 

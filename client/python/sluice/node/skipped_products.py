@@ -170,7 +170,7 @@ class Following(Mode):
                       self._conditions)
 
     def _is_scaled(self, func: Any, args: tuple) -> bool:
-        """Returns whether backward of this product needs no tracked values."""
+        """Returns whether `func` scales by a value that needs no gradient."""
         if func is not _aten.mul.Tensor:
             return False
         mine, other = args if self._of(args[0]) else args[::-1]

@@ -76,9 +76,9 @@ class Step:
     [B, 1, S, S] mask of millions of tokens cannot exist, so the model gets a
     marker: one element expanded to that shape. Layers may pass the marker on
     and take views of it. A tensor computed from it has other storage, so it is
-    unknown here and is refused instead of ignored. Models that never ask for a
-    mask make the tensor themselves: the step reads that whole, and layers get a
-    marker in its place.
+    unknown here and is refused instead of ignored. A model that never asks
+    transformers for a mask makes the tensor itself: the step reads all of it,
+    and layers get a marker in its place.
     """
 
     def __init__(self, arena: HostArena, length: int, chunk: int,
@@ -218,9 +218,8 @@ class Step:
     def marker(self, batch: int, find: Callable[[], Intervals],
                own: Callable[[], Any]) -> Tensor:
         """Returns a marker in place of a mask: bool [batch, 1, S, S]. `find` is
-        called once, when a layer first uses the mask: models also make masks
-        that no layer uses. `own` makes the model's own, within
-        `own_attention`."""
+        called once, if a layer uses the mask: models also make unused masks.
+        `own` makes the model's own mask, within `own_attention`."""
         one = torch.ones(1, dtype=torch.bool, device=self.device)
         self._masks[one.untyped_storage().data_ptr()] = (
             one, functools.cache(find), own)

@@ -79,7 +79,7 @@ class Stream:
         self.chunk, self.min_tokens = rows_at_first(how.chunk), how.min_tokens
         self.checks = Checks(how.check)
         self.hidden = how.hidden
-        # "auto" in probes: they also run in fp32, which some kernels cannot.
+        # "auto" in probes: they may run in fp32, which some kernels refuse.
         self.kernel: Kernel = "auto"
         self.rerun = how.rerun  # fraction of each sequence that runs again
         self.in_host = False  # hidden states are in the host; false in a probe
@@ -87,7 +87,7 @@ class Stream:
         self.planning: Planning | None = None
         self.rows = {**ROWS, **(how.rows or {})}
         self.ranks = ranks  # the ranks that share each sequence
-        self.peers: PeerWatch | None = None  # on real GPUs or nodes
+        self.peers: PeerWatch | None = None  # on real GPUs, or several nodes
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
         # The running call of the causal model. It is not an argument, because
@@ -116,7 +116,7 @@ class Stream:
               chunk: int | None = None, check: bool | None = None,
               alone: bool = False) -> Step:
         """Returns a step over `length` rows; if `alone`, not shared with other
-        ranks and with hidden states on the device. The adapter calls it."""
+        ranks, and with hidden states on the device."""
         trains = torch.is_grad_enabled()
         measured = None
         if self.planning is not None and chunk is None and trains:
@@ -225,8 +225,8 @@ class Stream:
         return [(kind, kinds.count(kind)) for kind in dict.fromkeys(kinds)]
 
     def say_whole(self) -> None:
-        """Reports which layers run whole, and what that costs: as a warning if
-        it grows with the square of a sequence's length."""
+        """Reports which layers run whole, and their memory: as a warning if it
+        grows with the square of a sequence's length."""
         for kind, count in self.whole:
             line = f"{count} x {kind}"
             if kind.bytes_per_pair:

@@ -69,7 +69,7 @@ class Tape:
 
     def store(self, chunk: int, place: Place, product: Product, out: Tensor
               ) -> bool:
-        """Stores a product if the policy says so; returns whether it was."""
+        """Stores a product if the policy says so; returns whether it did."""
         action = self.policy.share(product.weight).action(chunk, self.chunks)
         if action is not Action.RECOMPUTE:
             self._stored[chunk][place] = product, (

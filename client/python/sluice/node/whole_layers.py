@@ -72,7 +72,7 @@ class _Given(Arguments):
     def __init__(self, layer: nn.Module, step: Step, args: tuple,
                  kwargs: dict[str, Any], own: bool, has_rows: bool):
         self._step, self._own, self._positional = step, own, len(args)
-        self._has_rows = has_rows  # x is [B, S, ...], as our masks need it
+        self._has_rows = has_rows  # x is [B, S, ...], as markers need it
         named = named_arguments(layer, args, kwargs)
         self._names = [name for name, _ in named]
         self.held = {i: value for i, (_, value) in enumerate(named)
@@ -198,7 +198,7 @@ class WholeCall(LayerCall):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Intervals,
                scores: Scores, sinks: Tensor | None) -> Tensor:
         """Runs attention chunk by chunk. The last chunk's backward runs first,
-        as `Attend` needs it: autograd runs the ready node made last."""
+        as `Attend` needs it: autograd runs the newest ready node first."""
         if q.shape[2] != self.step.length:
             raise Unsupported(self.name, f"attention of {q.shape[2]} rows in "
                               f"a sequence of {self.step.length}")

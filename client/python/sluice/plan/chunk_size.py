@@ -49,7 +49,7 @@ class Heads(NamedTuple):
 
     @property
     def work(self) -> int:
-        """Work of one row against one key, up to a factor."""
+        """Work of one row against one key, up to a constant factor."""
         return self.queries * (self.width + self.value_width)
 
 
@@ -94,8 +94,8 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
-    """Returns the choice of the job's rank that calls this first, without a
-    wait for it. All ranks make their streams in the same order."""
+    """Returns the choice of the first rank of the job to call this; waits for
+    no other rank. All ranks make their streams in the same order."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
@@ -104,8 +104,8 @@ def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
 def measured(arena: HostArena, kinds: Iterable[Heads], device: torch.device,
              dtype: torch.dtype) -> ChunkChoice:
     """Chooses a chunk size by walks, which take host memory of `arena` and free
-    it. If there are several kinds of attention, it measures the one with the
-    least work per row: it needs the largest chunk to hide the host's time."""
+    it. Measures the kind of attention with the least work per row, which needs
+    the largest chunk to hide the host's time."""
     heads = min(kinds, key=lambda kind: kind.work)
 
     # On a CPU this thread computes, so its CPU time counts, which other

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from sluice.ranks.board import Board, Value
 
-# Numbers streams: the board keeps decisions of those that have ended.
+# Numbers the streams, because the board keeps decisions of ended ones.
 _streams = itertools.count()
 
 
@@ -30,7 +30,7 @@ _streams = itertools.count()
 class Offer:
     """A changed plan that the daemon offers to this rank."""
 
-    plan: int  # the daemon's number of it
+    plan: int  # its number, from the daemon
     ranks: Sequence[int]  # of the job on this node, this one included
     refusal: str = ""  # why this rank cannot adopt it; "" if it can
 

@@ -61,7 +61,7 @@ class Measured:
 
     copied: Callable[[], CopyStats]  # totals over all steps so far
     device: torch.device
-    # By name. A layer that is frozen, as are all before it, belongs to a
+    # By name. A layer that is frozen together with all layers before it is of a
     # separate kind (FROZEN): it keeps nothing and has no backward.
     kinds: dict[str, Kind] = field(default_factory=dict)
     # Spans that are not read yet: begin, end, callback for the seconds.

@@ -49,7 +49,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
             between: Callable[[dict[int, Seen]], None]
             ) -> tuple[dict[int, Seen], dict[int, Seen]]:
     """Returns each layer's arguments, by its index, in a plain and a streamed
-    forward. `between` gets the plain ones first. Sets `stream.written`."""
+    forward; calls `between(plain)` between both. Sets `stream.written`."""
     accepts = inspect.signature(type(adapter.entry).forward).parameters
     given: dict[str, Any] = {"input_ids": ids}
     if "use_cache" in accepts or any(
@@ -143,8 +143,7 @@ def first_of_kind(layers: Iterable[nn.Module]) -> list[int]:
 
 
 def kind_names(layers: Iterable[nn.Module]) -> dict[nn.Module, str]:
-    """Returns each layer's kind as its class and the kind's first layer:
-    "LlamaDecoderLayer.0"."""
+    """Names layers' kinds by class and first index: "LlamaDecoderLayer.0"."""
     layers = list(layers)
     return {layer: f"{type(layer).__name__}.{first}"
             for layer, first in zip(layers, first_of_kind(layers))}

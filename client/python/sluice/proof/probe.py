@@ -147,7 +147,7 @@ def _probe(adapter: Model, stream: Stream, ids: Tensor) -> None:
 
 def on_devices(stream: Stream, name: str, own: torch.device,
                try_: Callable[[torch.device], T]) -> T:
-    """Returns `try_(device)` for the CPU or, if code fails there, for `own`."""
+    """Returns `try_(device)` for the CPU; for `own` if code fails on a CPU."""
     why = Unsupported("", "")
     for device in dict.fromkeys((torch.device("cpu"), own)):
         try:
@@ -165,8 +165,8 @@ def on_devices(stream: Stream, name: str, own: torch.device,
 
 @contextlib.contextmanager
 def trying(device: torch.device) -> Iterator[None]:
-    """Sets a fixed seed and gradients, and no autocast, for trials on a device.
-    Restores the random state."""
+    """Fixes the seed, enables gradients and disables autocast for trials on a
+    device. Restores the random state."""
     # Trials on the CPU ignore a default device that the user has set.
     default = device if device.type == "cpu" else contextlib.nullcontext()
     with undisturbed(device), default, torch.autocast(

@@ -1,4 +1,4 @@
-"""Computes signatures: trials of a model hold for models with an equal one.
+"""Computes signatures. Trials of a model hold for models of equal signature.
 
 [Note: signatures]
 A signature covers everything that a model computes with except the values of

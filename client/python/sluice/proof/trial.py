@@ -42,7 +42,7 @@ class Result(NamedTuple):
 def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
               scale: float, numbered: Numbered | None = None) -> Result:
     """Runs the layer with the model's own attention; `numbered` numbers its
-    rows. Raises `Unsupported` if it draws numbers of Python or numpy,
+    rows. Raises `Unsupported` if the layer draws numbers of Python or numpy,
     uses weights that are no parameters, or keeps a tensor with its graph."""
     layer, own = adapter.layers[index], own_of(adapter, index)
     args, kwargs = _wide_all((seen.args, seen.kwargs))
@@ -198,10 +198,9 @@ def _afresh(layer: nn.Module) -> Iterator[None]:
 
 def _result(layer: nn.Module, x: Tensor, forward: Callable[[Tensor], Tensor],
             scale: float, handed: Any = None) -> Result:
-    """Runs `forward` on `x`; returns its output, and gradients of a weighted
-    sum of it and of the tensors that the layer puts into `handed`. The weights
-    are fixed random numbers times `scale`. Every call draws the same
-    numbers."""
+    """Runs `forward` on `x`; returns its output, and gradients of a sum over it
+    and the tensors that the layer puts into `handed`, with fixed random weights
+    times `scale`. Every call draws the same numbers."""
     torch.manual_seed(2)
     before = RandomState(x.device)
     leaf, taken = x.clone().requires_grad_(), _handed(handed)

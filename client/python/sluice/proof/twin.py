@@ -84,8 +84,8 @@ class Twin:
 
     def initialise(self, init: Callable[[nn.Module], object]) -> None:
         """Initialises drawn weights such that each has a visible effect:
-        applies `init` to the modules of drawn vectors and adds noise to these;
-        draws matrices again such that they keep a vector's norm."""
+        applies `init` to the modules with drawn vectors, and adds noise to the
+        vectors; draws matrices again such that they keep a vector's norm."""
         with torch.no_grad():
             for owner in dict.fromkeys(owner for owner, weight in self.drawn
                                        if weight.dim() < 2):

@@ -26,8 +26,8 @@ _NAMES = (*SETTINGS, *INPUTS, "another argument", "")
 
 
 class Asked(NamedTuple):
-    """What must be the same on all ranks in a call: `settings`, plain values by
-    the names in SETTINGS, and `hashes`, one for each name in _NAMES."""
+    """A rank's call, for a comparison: `settings`, plain values by the names in
+    SETTINGS, and `hashes`, one for each name in _NAMES."""
 
     settings: Mapping[str, Any]
     hashes: Tensor
@@ -35,8 +35,8 @@ class Asked(NamedTuple):
 
 def asked(device: torch.device, settings: Mapping[str, Any],
           given: Mapping[str, Any]) -> Asked:
-    """Hashes the settings and arguments of a call: only shape and dtype of
-    floating-point tensors, but the bits of hidden_states."""
+    """Hashes the settings and arguments of a call. A floating-point tensor
+    counts by its shape and dtype only, hidden_states by their bits too."""
     hashes = [of_values(settings[name]) for name in SETTINGS]
     hashes += [_of(given.get(name), device, name == "hidden_states")
                for name in INPUTS]
@@ -52,7 +52,7 @@ def asked(device: torch.device, settings: Mapping[str, Any],
 def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
     """Compares the ranks' calls; a collective. Raises `Error` on all ranks if
     they differ. Returns the same seed on all, from one rank's random state.
-    `outer`: the enclosing call, compared too; the host waits only once."""
+    `outer`: the enclosing call, compared by the same collective."""
     if outer is None:
         outer = Asked({}, torch.zeros_like(inner.hashes))
     own = torch.stack([outer.hashes, inner.hashes])
@@ -65,7 +65,7 @@ def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
     for (settings, _), differ in zip((outer, inner), found):
         wrong = [name for name, differs in zip(_NAMES, differ)
                  if differs and name]
-        if "call" in wrong:  # the rest belongs to different calls
+        if "call" in wrong:  # the other hashes are of different calls
             wrong = ["call"]
         if wrong:
             shown = {name: settings[name] for name in wrong if name in settings}

@@ -1,7 +1,7 @@
-"""The board passes messages among a job's ranks without collectives, in which
-all ranks would wait for each other in every step, mostly without a message. A
-rank writes into the store of torch.distributed, through which the processes
-found each other, and the others read it from time to time."""
+"""The board passes messages among a job's ranks. A rank writes into the store
+of torch.distributed, through which the processes found each other, and the
+others read it from time to time. Not by collectives: all ranks would wait for
+each other in every step, mostly without a message."""
 from __future__ import annotations
 
 import contextlib
@@ -59,7 +59,7 @@ class Board:
 
 def check_daemon(socket: str) -> None:
     """Raises `Error` if another rank of the job on this node uses another
-    daemon: neither would know of the other's leases and copies."""
+    daemon: two daemons do not know of each other's leases and copies."""
     board = Board.of_job()
     if board is None:
         return
@@ -78,7 +78,7 @@ def check_daemon(socket: str) -> None:
 
 
 FAILED = "failed"  # key of the error that a rank raised in a streamed step
-# Seconds that ranks may be apart, by their steps and their nodes' clocks.
+# Largest difference between two ranks' clocks and their progress, in seconds.
 APART_S = 60.0
 
 

@@ -40,8 +40,8 @@ from sluice.ranks.board import Board
 _made: collections.Counter[str] = collections.Counter()  # `Ranks`, by group
 
 LOOK_S = 1.0  # interval at which a waiting rank reads the board
-# After a collective has failed, a rank waits so many times 0.1 s at most for a
-# report of the death that caused it.
+# Tenths of a second that a rank waits, after a collective has failed, for a
+# report of the death that caused the failure.
 NEWS_TICKS = 20
 
 
@@ -53,14 +53,13 @@ class Ranks:
         self.group = group
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         _made[group.group_name] += 1
-        # [Note: a failing rank]. `call` counts calls that all ranks have
-        # entered.
+        # [Note: a failing rank]. `call` counts calls that all ranks entered.
         self._stream, self.call = _made[group.group_name], 0
         self.failed: PeerFailed | None = None  # set once, by `fail`
         self._failing = threading.Lock()
         self._interrupted: int | None = None  # thread in which `fail` raises
-        # Whether the PeerWatch learns of deaths on other nodes. Only it reads
-        # the board then.
+        # Whether the PeerWatch learns of deaths on other nodes. If so, only the
+        # PeerWatch reads the board.
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
@@ -164,8 +163,8 @@ class Ranks:
             raise
 
     def fail(self, failed: PeerFailed, thread: int | None) -> None:
-        """Makes `check` raise `failed`. With `thread`, unless a stream runs
-        there, `failed` is also raised in that thread."""
+        """Makes `check` raise `failed`. Also raises it in `thread`, if given,
+        unless that thread runs a stream."""
         with self._failing:
             self.failed = failed
             if thread is not None and not self.within:

@@ -112,7 +112,7 @@ class Line:
 
     def end(self) -> None:
         """Declares that the end of this process is not a death. If an exception
-        ends it, reports that to all ranks instead."""
+        ends the process, reports the exception to all ranks instead."""
         error = getattr(sys, "last_value", None)
         if error is not None:
             self.tell(f"rank {self.rank} failed: {type(error).__name__}: "
@@ -186,9 +186,9 @@ class Line:
         return heard
 
     def _read(self, peer: _Peer) -> bool:
-        """Handles the lines of a connection; returns False if it is of no more
-        use. It is trusted only after its token has come, because any host on
-        the network may connect."""
+        """Handles the lines of a connection; returns False if it is to be
+        dropped. A connection is trusted only after its token has come, because
+        any host on the network may connect."""
         if not all(self._obey(peer, line) for line in peer.lines()):
             return False
         return peer.rank is not None or (

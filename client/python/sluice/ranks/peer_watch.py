@@ -5,10 +5,10 @@ On a GPU a collective is only enqueued. The host waits wherever numbers are
 read, the user's code included, and NCCL's kernels wait for a dead rank until a
 time-out of minutes. So a thread checks whether a rank has reported a failure
 (`Ranks.told`), and the daemon, or another node (`peer_line`), reports the death
-of a process. Either aborts all NCCL groups of this process, FSDP2's too. Work
-that was waiting continues with void results, so the stream raises `PeerFailed`
-at its next check, or in the user's code, as for Ctrl-C, if the host waits
-there.
+of a process. Either report makes this process abort all its NCCL groups,
+FSDP2's too. Work that was waiting continues with void results, so the stream
+raises `PeerFailed` at its next check. If the host waits in the user's code, the
+error is raised there, as KeyboardInterrupt is for Ctrl-C.
 
 If the node with the store has lost power, a read of the store never returns. So
 the thread that receives a report of a death also handles it, and on several

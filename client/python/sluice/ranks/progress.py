@@ -47,8 +47,8 @@ class Progress:
         self._place: Place | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        # Used by the looking thread alone: time of its last line, the place
-        # last reported as stalled, and the seconds until that is repeated.
+        # Used only by the thread that calls `look`: time of its last line, the
+        # place last reported as stalled, and the stall at which to report next.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0
