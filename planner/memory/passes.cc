@@ -69,7 +69,8 @@ class Detector {
   }
 
  private:
-  // The requests [begin, end), of which each equals the one `period` later.
+  // The requests [begin, end). Each of them before end - period equals the
+  // request `period` later.
   struct Run {
     size_t begin = 0, end = 0, period = 0;
     size_t Length() const { return end - begin; }
@@ -102,7 +103,7 @@ class Detector {
     return true;
   }
 
-  // Lifetimes are compared only if a buffer may die inside a pass.
+  // Two lifetimes match if they are equal, or if both outlast the period.
   bool Same(size_t k, size_t period) const {
     return tokens_[k] == tokens_[k + period] &&
            (lives_[k] == lives_[k + period] ||
@@ -121,7 +122,8 @@ class Detector {
     }
     std::vector<std::pair<size_t, size_t>> ranked;  // times, period
     for (const auto& [period, times] : count) {
-      // A token counts once per repetition, so the count is weighted.
+      // A token counts once per repetition. Times the period, the counts of
+      // short and long periods are comparable.
       ranked.push_back({times * period, period});
     }
     std::sort(ranked.rbegin(), ranked.rend());
@@ -151,7 +153,8 @@ class Detector {
     int64_t least = 0;
     int64_t alive = 0;  // short-lived bytes of this run before request k
     for (size_t k = run.begin; k <= run.end; ++k) {
-      // `alive` of the second period includes the buffers of the first.
+      // `alive` is taken one period later than the cut, where it includes the
+      // buffers of the run's first period.
       const size_t phase = k - run.period;
       if (k >= run.begin + run.period && run.end - phase >= 2 * run.period &&
           IsCut(phase) && (best == SIZE_MAX || alive < least)) {
