@@ -15,7 +15,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// A key of the file, in its order.
+// A number of a profile. kKeys has the order of the file.
 struct HardwareKey {
   const char* table;
   const char* name;
@@ -105,7 +105,8 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// Reads attention_head_dim and finishes the optional keys of table kernels.
+// Reads attention_head_dim, and checks and completes the optional keys of table
+// kernels.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {
