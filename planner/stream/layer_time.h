@@ -13,7 +13,7 @@
 
 namespace sluice::stream {
 
-// Bytes per second of a rank; 0: no limit.
+// Bytes per second of a rank; 0 means no limit.
 struct LinkSpeeds {
   double h2d = 0, d2h = 0;
 };
@@ -38,11 +38,12 @@ struct LayerSeconds {
   double total() const { return forward + tokens + attention; }
 };
 
-// In forward, layers follow each other without a pause. Backward has two phases
-// per layer, between which the rings change their layout: except into early
-// slots (StreamShape::early), a phase fetches nothing before the copies of the
-// phase before are out. So the other copies in of its first chunk and the
-// copies out of its last chunk overlap with no compute of the phase.
+// Returns a layer's times. In forward, layers follow each other without a
+// pause. Backward has two phases per layer, between which the rings change
+// their layout. Except into early slots (StreamShape::early), a phase fetches
+// nothing before the previous phase's copies out have ended. So copies in for a
+// phase's first chunk and copies out of its last chunk overlap with none of its
+// compute.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
@@ -71,10 +72,10 @@ class RecordedSeconds {
   std::map<std::string, double> once_;  // of one execution, by kind
 };
 
-// Returns the seconds of a step of one sequence. `recorded`: the segments of a
-// step that dropped nothing, with the same chunk size and any number of layers
-// and chunks. Recomputing a dropped class costs its share of the segment that
-// makes it.
+// Returns the seconds of a step of one sequence. `recorded` has the segments of
+// a step that dropped nothing, with the same chunk size and any number of
+// layers and chunks. Recomputing a dropped class costs its share of the segment
+// that makes it.
 double StepSeconds(const StreamOptions& options,
                    const std::vector<plan::SegmentKind>& recorded,
                    const LinkSpeeds& links);

@@ -41,8 +41,8 @@ struct StreamOptions {
   int prefetch_depth = 2;
   BackwardOrder order = BackwardOrder::kKeysOuter;
   // Whether attention's output is stored in the dtype, to which GPU kernels
-  // round it anyway, or in fp32. Backward computes rowsum(dO o) from it, which
-  // must cancel against the blocks' own sums: rounded to bf16, it caused the
+  // round it anyway, or in fp32. Backward computes rowsum(dO o), which must
+  // cancel against the blocks' own sums; an o rounded to bf16 causes the
   // largest error of a GPT's gradients, in k's bias.
   bool round_output = false;
   // Backward reruns forward for this many first chunks, in groups of
@@ -52,9 +52,8 @@ struct StreamOptions {
   // the same requests in every chunk.
   int64_t rerun_chunks = 0;
   int64_t rerun_layers = 1;
-  int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0: half of a chunk's
-  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
-                                // (loss_rows.h)
+  int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0 for half of a chunk's
+  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0 for LossRows
   // Runs only the chunks of the loss's first group, at least two, and of its
   // last group (`--probe`). That runs every segment kind and uses all memory,
   // but the step's loss and gradients mean nothing.

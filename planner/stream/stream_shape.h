@@ -191,8 +191,8 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // Returns the bytes that are copied when all of the classes is fetched or
-  // sent, in chunk m or in all chunks.
+  // Return the bytes that are copied when all of a class, or of several
+  // classes, is fetched or sent, in chunk m or in all chunks.
   int64_t moved_bytes(Class which, int64_t m) const {
     return resident(which, m) ? 0 : chunk_bytes(which, m);
   }
