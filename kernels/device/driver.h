@@ -17,7 +17,7 @@
 // Compute streams. On cuda a compute stream is a CUstream. On sim ATen's CPU
 // operators run on the caller, so the compute stream *is* the calling thread:
 // recording an event on it completes at once, waiting for an event on it
-// blocks the caller and is counted as stall (`stall_seconds`).
+// blocks the caller and is counted as `stall` (CallCounters).
 //
 // Errors: a failed driver call becomes absl::Status once, here, with the
 // call's name, the driver's error name, and the arguments that matter.
@@ -153,7 +153,7 @@ class Driver {
   // answer (Usage has the reason), and on sim if nothing is held there. Nothing
   // is cached: a call takes milliseconds, or as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
-  // cuMemCreate. On sim the memory is zero-filled; on cuda the driver decides.
+  // Makes memory (cuMemCreate), which on sim is zero-filled.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
   // Exports memory that this process made with Create, or on sim adopted
   // (cuMemExportToShareableHandle). InvalidArgument: the memory was imported;
@@ -162,8 +162,8 @@ class Driver {
   // Returns whether HeldByOthers works: on sim if the kernel shows which
   // processes can access exported memory (probed once), on cuda never.
   virtual bool TellsHolders() const = 0;
-  // Returns whether a descriptor or mapping of this memory exists besides its
-  // handle, anywhere. `false` holds until the next export. Unimplemented:
+  // Returns whether any process has a descriptor or mapping of this memory
+  // besides the handle. `false` holds until the next export. Unimplemented:
   // !TellsHolders, or another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
   // cuMemImportFromShareableHandle: makes a handle for memory that another
@@ -178,8 +178,8 @@ class Driver {
   // `kept` is no such descriptor for this place and size.
   virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
                                        Bytes size) = 0;
-  // cuMemRelease. The memory becomes free once all its mappings and exported
-  // descriptors in all processes are gone.
+  // Releases the handle (cuMemRelease). The memory becomes free once all its
+  // mappings and exported descriptors in all processes are gone.
   virtual absl::Status Release(Memory memory) = 0;
 
   // --- virtual memory ------------------------------------------------------
@@ -206,10 +206,10 @@ class Driver {
   virtual absl::Status DestroyStream(Stream stream) = 0;
   // Returns the stream on which this thread computes (see the file comment).
   virtual Stream ComputeStream(DeviceIndex device) = 0;
-  // Returns a handle for a stream that another library made on the device
-  // (torch's CUstream; null is the default stream), always the same one. It
-  // cannot be destroyed; the stream outlives all calls with it. kUnimplemented
-  // on sim, which has no such streams.
+  // Returns the handle of a stream that another library made on the device
+  // (torch's CUstream; null is the default stream). The handle cannot be
+  // destroyed, and the stream must outlive all calls with it. kUnimplemented on
+  // sim, which has no such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
   // Returns a handle's CUstream, for libraries that enqueue work on it (torch,
@@ -226,7 +226,7 @@ class Driver {
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
   // Returns the time between the last recordings: negative if `to` was reached
   // first, nullopt if one is not reached yet. Accurate to about a microsecond;
-  // on cuda it may contain other streams' work. It orders nothing: ask
+  // on cuda it may contain other streams' work. The call orders nothing: ask
   // QueryEvent before touching memory that the events guard. InvalidArgument:
   // an event has no timing or no recording, or they were recorded on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
@@ -263,11 +263,12 @@ class Driver {
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory);
 
-// kAuto: HOST_NUMA if the driver can make it, else memfd.
+// kAuto chooses HOST_NUMA if the driver can make it, else memfd.
 enum class HostMemoryChoice { kAuto, kMemfd };
 
-// Unavailable, with the reason: no libcuda.so.1, no usable GPU, driver too old.
-// Other unusable GPUs have a fault (DeviceInfo).
+// Returns Unavailable with the reason if libcuda.so.1 is missing, the driver is
+// too old, or no GPU is usable. If some are, the others have a fault
+// (DeviceInfo).
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

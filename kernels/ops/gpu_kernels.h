@@ -26,7 +26,6 @@ class MergeKernel {
   // (without CUDA) has no kernels. Use MergeAttention then.
   static absl::StatusOr<MergeKernel> Load(device::Driver* driver);
 
-  // Does nothing if any extent is 0.
   absl::Status Launch(const MergeShape& shape, float* o, float* lse,
                       const float* block_o, const float* block_lse,
                       device::Stream stream) const;

@@ -37,7 +37,7 @@ int64_t MonotonicNs();
 inline constexpr int64_t kMostBookings = 64;
 
 // Books the link for `size` bytes from `ready_ns` on, or once it is free.
-// Returns the booking's end (at speed 0, no limit: `ready_ns`).
+// Returns the booking's end, or `ready_ns` at speed 0, which means no limit.
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns);
 
