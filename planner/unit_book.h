@@ -15,7 +15,6 @@
 
 namespace sluice::planner {
 
-// The progress of a node's plan.
 struct NodeProgress {
   int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;

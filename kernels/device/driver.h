@@ -6,8 +6,6 @@
 //         any process (kernels/device/sim);
 //   cuda  the real driver API, loaded at run time from libcuda.so.1, so one
 //         binary runs with and without a GPU (kernels/device/cuda).
-// Everything above this file is one code path, and tests/conformance runs one
-// suite on both.
 //
 // The calls mirror the CUDA driver's virtual memory, stream and event calls.
 // Where the driver has rules that sim could be lax about (sizes multiple of
@@ -64,7 +62,7 @@ inline constexpr char kPciLink[] = "pci-";
 
 struct DeviceInfo {
   DeviceIndex index;
-  std::string uuid;  // "GPU-…": the key operators and dcgm-exporter use
+  std::string uuid;  // "GPU-…", the key that operators and dcgm-exporter use
   std::string name;
   Bytes total_memory;
   NumaIndex numa;
@@ -92,7 +90,7 @@ using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Counts calls that wait on the host. Tests check that the chunk loop has none.
+// Tests check that the chunk loop never synchronizes.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
@@ -141,8 +139,8 @@ class Driver {
   // --- physical memory -----------------------------------------------------
   // Returns the unit of memory sizes (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
-  // Returns cuMemGetInfo's figures, or for host memory what the node can still
-  // pin. On sim, memory of a dead process counts as free at once.
+  // Returns cuMemGetInfo's figures, or for host memory the machine's. On sim,
+  // memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
@@ -166,8 +164,8 @@ class Driver {
   // besides the handle. `false` holds until the next export. Unimplemented:
   // !TellsHolders, or another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
-  // cuMemImportFromShareableHandle: makes a handle for memory that another
-  // process exported. The caller keeps `fd`.
+  // Makes a handle for memory that another process exported
+  // (cuMemImportFromShareableHandle). The caller keeps `fd`.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;
   // Returns a descriptor from which a later process can adopt (Adopt) memory

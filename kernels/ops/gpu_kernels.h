@@ -114,7 +114,6 @@ class TokenKernels {
 
   explicit TokenKernels(device::Driver* driver) : driver_(driver) {}
 
-  // Returns the kernel for elements of `element` bytes.
   device::Function FunctionOf(Kernel kernel, size_t element) const {
     if (kernel == kRopeRounding) return rope_rounding_;
     return (element == sizeof(float) ? fp32_ : bf16_)[kernel];

@@ -122,8 +122,7 @@ class Detector {
     }
     std::vector<std::pair<size_t, size_t>> ranked;  // times, period
     for (const auto& [period, times] : count) {
-      // A token counts once per repetition. Times the period, the counts of
-      // short and long periods are comparable.
+      // A token counts once per repetition, so long periods count less often.
       ranked.push_back({times * period, period});
     }
     std::sort(ranked.rbegin(), ranked.rend());

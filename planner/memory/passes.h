@@ -31,7 +31,6 @@ std::vector<Pass> DetectPasses(
 // Returns how many buffers live and die inside one of the passes.
 size_t InPasses(const plan::Trace& trace, const std::vector<Pass>& passes);
 
-// Plans one level's trace.
 using FlatPlanner =
     std::function<absl::StatusOr<plan::Placement>(const plan::Trace&)>;
 

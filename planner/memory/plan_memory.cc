@@ -364,8 +364,7 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
 // A limit that keeps sums of sizes in 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 61;
 
-// Makes the checks of proto/plan's decoder, because the trace may not have come
-// through it.
+// Makes the checks of proto/plan's decoder.
 absl::Status CheckTrace(const plan::Trace& trace) {
   const int64_t alignment = trace.alignment.count();
   if (alignment < 1 || (alignment & (alignment - 1)) != 0) {
@@ -472,7 +471,6 @@ bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
          RunLevels(trace, problem, passes, inner, known);
 }
 
-// The result of one run through the arms.
 struct Found {
   Knowledge known;
   bool leveled = false;

@@ -44,15 +44,14 @@ struct MemoryOptions {
   bool use_search = true;
   bool use_cbc = true;  // the MIP, for pieces without a proof
   // The program that is run as `PROGRAM mip` to solve the MIP (sluice-worker).
-  // Empty: CBC runs in this process, and a crash of CBC ends the process.
+  // If empty, CBC runs in this process, and a crash of CBC ends the process.
   std::string mip_program;
 };
 
-// A placement, with facts about how it was found.
 struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
   Bytes max_live;  // most bytes alive at once, with sizes rounded up
-  int levels = 1;  // 2: the best plan was made from passes
+  int levels = 1;  // 2 if the best plan was made from passes
   // "proof": the peak equals the bound; "capacity": the plan fits in it;
   // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;

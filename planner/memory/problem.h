@@ -4,8 +4,7 @@
 // rounded up to the alignment and divided by their greatest common divisor
 // (some optimal placement uses only sums of sizes as offsets). A slot of time
 // lasts from an allocation that follows a free to the next such allocation.
-// (Slots are the maximal cliques of an interval graph.) Empty buffers are left
-// out.
+// Empty buffers are left out.
 #pragma once
 
 #include <cstddef>

@@ -150,7 +150,6 @@ static_assert(std::ranges::count_if(kClasses, &ClassTraits::free) ==
                 return Traits(which).free();
               }));
 
-// Returns the sum of `of` over the classes.
 int64_t Sum(std::span<const Class> classes, auto of) {
   int64_t sum = 0;
   for (const Class which : classes) sum += of(which);
@@ -165,7 +164,6 @@ inline constexpr Class kQuerySide[] = {Class::kQ, Class::kOutputGradient,
 inline constexpr Class kSums[] = {Class::kQueryGradient, Class::kKeyGradient,
                                   Class::kValueGradient};
 
-// Returns the class of that name, or null.
 constexpr const ClassTraits* FindClass(std::string_view name) {
   const auto* found = std::ranges::find(kClasses, name, &ClassTraits::name);
   return found == kClasses.end() ? nullptr : found;

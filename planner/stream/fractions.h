@@ -29,8 +29,7 @@ ClassFractions FractionsOf(const FractionMap& given, const ClassTraits& of,
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha);
 
-// Returns fractions that keep every class whole, scratch included. A step with
-// these copies nothing.
+// Returns fractions with which a step keeps every class, scratch included.
 FractionMap KeepEverything(const ModelShape& model);
 
 // Adds an entry for every class of Keep::kChunks that `given` lacks, which

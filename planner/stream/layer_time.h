@@ -39,16 +39,16 @@ struct LayerSeconds {
 };
 
 // Returns a layer's times. In forward, layers follow each other without a
-// pause. Backward has two phases per layer, between which the rings change
-// their layout. Except into early slots (StreamShape::early), a phase fetches
-// nothing before the previous phase's copies out have ended. So copies in for a
-// phase's first chunk and copies out of its last chunk overlap with none of its
-// compute.
+// pause. In backward the rings change their layout between the two phases, so a
+// phase fetches nothing before the previous phase's copies out have ended,
+// except into early slots (StreamShape::early). So its first copies in and its
+// last copies out overlap with none of its compute.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
 // Returns the seconds per step in which backward reruns layers' forward over
-// the first chunks. `keys`, `forward`: their total compute (LayerCompute).
+// the first chunks. `keys` and `forward` are the total compute of the reruns
+// (as in LayerCompute).
 double TimeRerun(const StreamOptions& options, double keys, double forward,
                  const LinkSpeeds& links);
 
@@ -61,7 +61,6 @@ struct EndsCompute {
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links);
 
-// The recorded seconds of each segment kind.
 class RecordedSeconds {
  public:
   explicit RecordedSeconds(const std::vector<plan::SegmentKind>& recorded);

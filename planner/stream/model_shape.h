@@ -1,5 +1,4 @@
-// Describes a decoder-only transformer by independent traits, for the run, the
-// desk and the checkpoints. Architectures have no names here.
+// A decoder-only transformer as independent traits, without architecture names.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,6 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// The modules that have a bias.
 struct Biases {
   bool norms = false;  // of LayerNorms
   bool q = false, k = false, v = false, o = false;

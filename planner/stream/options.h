@@ -1,5 +1,4 @@
-// The options of one rank's streamed step. The run fills them from flags or a
-// plan, the desk from a question; everything in this folder follows from them.
+// The options of one rank's streamed step, from which this folder computes.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +16,11 @@ constexpr int64_t ElementBytes(Dtype dtype) {
   return dtype == Dtype::kFp32 ? 4 : 2;
 }
 
-// Which side of backward's attention blocks stays in HBM while the other one is
-// streamed. Keys outer: k_i and v_i stay and their gradients are summed in HBM;
-// for each later query chunk q, o, lse and dO are fetched, and dq is fetched
-// and sent (FPDT). Queries outer: the reverse; k, v, dk and dv are copied,
-// which is less if few kv heads serve many q heads.
+// Which side of backward's attention blocks stays in HBM while the other side
+// is streamed. With keys outer (FPDT), k_i and v_i stay and their gradients are
+// summed in HBM; for each later query chunk q, o, lse and dO are fetched, and
+// dq is fetched and sent. Queries outer is the reverse: k, v, dk and dv are
+// copied, which is less if few kv heads serve many q heads.
 enum class BackwardOrder { kKeysOuter, kQueriesOuter };
 
 // Returns whether a step of that order stores the class. The gradients of the
@@ -60,8 +59,7 @@ struct StreamOptions {
   bool probe = false;
 };
 
-// Checks the options. InvalidArgument, one line: the option, its value and the
-// limit.
+// Returns InvalidArgument with the wrong option, its value and its limit.
 absl::Status Validate(const StreamOptions& options);
 
 }  // namespace sluice::stream

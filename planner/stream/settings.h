@@ -31,7 +31,6 @@ struct Settings {
   bool operator==(const Settings&) const = default;
 };
 
-// The settings that the user has given or left open, and the available memory.
 struct SettingsQuestion {
   // As requested, with a negative alpha if alpha is open. StreamOf fills in
   // chunk, prefetch depth, order and reruns.

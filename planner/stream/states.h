@@ -44,14 +44,14 @@ std::vector<Round> CutRounds(const ModelShape& model, int ranks);
 std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks);
 
 // How older checkpoints divide the elements into buckets of at most 1 MiB,
-// where bucket b belongs to rank b % ranks. kEven (format 2): in equal buckets,
-// the same number for each rank, up to rounding. kMebibytes (format 1): in full
-// buckets, so rank 0 has all of a small model.
-enum class FormerDealing { kEven, kMebibytes };
+// where bucket b belongs to rank b % ranks.
+enum class FormerDealing {
+  kEven,      // format 2: equal buckets, up to rounding as many for each rank
+  kMebibytes  // format 1: full buckets, so rank 0 has all of a small model
+};
 std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
                                      FormerDealing dealing);
 
-// Returns the number of elements in the rank's buckets.
 int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
 
 enum class StatePlace { kHbm, kHost };

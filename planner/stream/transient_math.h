@@ -76,8 +76,8 @@ class TransientHeap {
 class TransientMath {
  public:
   using Tensor = TransientHeap::Tensor;
-  // `element` and `output_element`: bytes of an element of weights and
-  // activations, and of attention's stored output.
+  // `element` is the bytes of an element of weights and activations,
+  // `output_element` of attention's stored output.
   TransientMath(TransientHeap* heap, const ModelShape& model, int64_t element,
                 int64_t output_element, const Kernels& kernels)
       : heap_(*heap),
@@ -117,7 +117,7 @@ class TransientMath {
     return out;
   }
 
-  // `gradients`: the number of parts that dY is summed from.
+  // `gradients` is the number of tensors that dY is summed from.
   void NormBackward(int64_t rows, int gradients, bool residual) const {
     if (model_.norm == NormKind::kRmsNorm) return RmsNormBackward(rows);
     const int64_t size = rows * model_.hidden;
@@ -302,7 +302,6 @@ class TransientMath {
     }
   }
 
-  // Return the elements of a block's queries and of its keys.
   int64_t Queries(const BlockSize& b) const {
     return b.queries * b.q_heads * model_.head_dim();
   }

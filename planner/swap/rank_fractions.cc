@@ -22,7 +22,7 @@ using plan::RankProfile;
 using plan::SkeletalClass;
 
 constexpr double kUnlimitedBytes = 1e18;
-// The window, in seconds, of a forward that was not measured. Hides no copies.
+// Seconds of the window of a forward that was not measured.
 constexpr double kUnmeasured = 1e-9;
 
 // ---- The profiles as an LP's problem ----------------------------------------

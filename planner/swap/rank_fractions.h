@@ -1,6 +1,5 @@
-// Plans what the ranks of a node keep, swap and recompute, class by class, in
-// fractions that the runtime can use, and explains the plan in words (internal
-// to the planner).
+// Plans what the ranks of a node keep, swap and recompute, class by class, and
+// explains the plan in words (internal to the planner).
 #pragma once
 
 #include <string>
@@ -14,7 +13,6 @@
 
 namespace sluice::planner {
 
-// The chosen fractions of a rank, with plan::RankPlan's field names.
 struct RankFractions {
   std::vector<plan::ClassPlan> classes;  // in the profile's order
   double alpha = 0;

@@ -1,6 +1,5 @@
-// Streams the objects of one array of a JSON document (internal to
-// planner/trace). A profiler's trace can have hundreds of MB, so its DOM would
-// take too much memory.
+// Streams the objects of one array of a JSON document, which may be too large
+// for a DOM in memory (internal to planner/trace).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,6 @@
 
 namespace sluice::planner {
 
-// A field of a record, with its value as text.
 struct JsonField {
   enum class Kind { kMissing, kInteger, kNumber, kText, kOther };
   Kind kind = Kind::kMissing;

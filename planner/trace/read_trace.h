@@ -55,9 +55,8 @@ struct TraceOptions {
   std::optional<Bytes> alignment;  // default: 1 for CSV, else 512
 };
 
-// Reads a trace from a stream. Memory grows with the number of requests, not
-// with the file's size (except for kProfile, which is decoded as a whole, up to
-// 256 MiB).
+// Reads a trace from a stream. Memory grows with the number of requests; for
+// kProfile, with the size of the input, which may be 256 MiB.
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 

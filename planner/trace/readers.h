@@ -54,7 +54,6 @@ class TraceBuilder {
   int64_t total_ = 0;
 };
 
-// A position in the input.
 struct Place {
   std::string file;
   int64_t line = 0;    // 0 means the whole file

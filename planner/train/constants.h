@@ -125,8 +125,7 @@ inline constexpr double kPythonQueries = 10;
 inline constexpr double kPythonHeadHiddens = 8;
 inline constexpr double kPythonHeadRows = 256;
 // The package's bytes per token on each rank: ids, labels, shifted labels,
-// positions, the two ends of the visible interval, and masks of 33 keys (all
-// int64).
+// positions, the two ends of the visible interval, and masks of 33 keys.
 inline constexpr double kPythonTokenBytes = 8 * (6 + 33);
 // Bytes per parameter of a unit's summed fp32 gradients and their bf16 copy.
 inline constexpr double kPythonSums = 6;

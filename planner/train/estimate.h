@@ -50,7 +50,7 @@ struct Breakdown {
   double total() const;
 };
 
-// Peak bytes by class, on the GPU that needs most.
+// Peak bytes by use, on the GPU that needs most.
 struct GpuMemory {
   double states = 0;     // weights, gradients, optimizer
   double skeletal = 0;   // tensors that forward keeps for backward
@@ -81,8 +81,8 @@ struct Estimate {
   Breakdown breakdown;
   GpuMemory memory;
   LayerTimes layer;  // of one layer and one sequence
-  // Whether a caching allocator would reorganise at this size, judging by
-  // MEMO's machine, at a cost that is unknown on this machine and not included.
+  // Whether a caching allocator would reorganise at this size, as on MEMO's
+  // machine. The cost is unknown on this machine, and not included.
   bool reorganisation_unknown = false;
 };
 

@@ -50,7 +50,6 @@ constexpr HardwareKey kKeys[] = {
 constexpr std::string_view kHeadDim = "attention_head_dim";  // in table kernels
 constexpr int64_t kMostHeadDim = 1024;
 
-// Aliases of profile names.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"a100-80g", "dgx-a100"}, {"a100-40g", "dgx-a100-40g"}};
 

@@ -15,8 +15,7 @@
 namespace sluice::planner::train {
 
 // Attention over heads of at most this dimension is slower, because it computes
-// twice as many softmax values per FLOP. (cuDNN's forward on an H100 reaches
-// 481 TFLOP/s with heads of 64, 741 with heads of 128.)
+// twice as many softmax values per FLOP as over heads of 128.
 inline constexpr int64_t kNarrowHead = 64;
 
 struct Hardware {
@@ -49,7 +48,6 @@ struct Hardware {
   // known.
   int64_t attention_head_dim = 0;
 
-  // The node and its links.
   int64_t gpus_per_node = 0;
   double host_memory_bytes = 0;
 

@@ -71,9 +71,8 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
   const auto shared_from = [&](int stage) {
     return settings.zero >= stage ? shards : 1;
   };
-  // Spread experts have fewer parameters per GPU, but their optimizer states
-  // are sharded over fewer GPUs, so optimizer states are counted without
-  // spreading.
+  // Spreading experts does not change the optimizer states of a GPU: it has
+  // fewer experts, but their states are divided into fewer shards.
   const double all = ParametersPerGpu(request, settings, 1);
   if (request.method == Method::kRing) return all * kFsdpStates / shards;
   return ParametersPerGpu(request, settings, settings.ep) *

@@ -116,9 +116,9 @@ inline constexpr auto kMethods = [] {
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 
-// The program that runs method sluice. kTrainer: sluice-train; its ranks share
-// every sequence and shard only optimizer states (ZeRO-1). kPython: the Python
-// package, which streams a model under FSDP2 (ZeRO-3) with sluice.AdamW.
+// The program that runs method sluice. kTrainer is sluice-train: its ranks
+// share every sequence and shard only optimizer states (ZeRO-1). kPython is the
+// Python package: it streams a model under FSDP2 (ZeRO-3) with sluice.AdamW.
 enum class Engine { kTrainer, kPython };
 inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
 
@@ -224,7 +224,6 @@ std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings);
 
-// Returns the divisors of n in ascending order.
 std::vector<int64_t> Divisors(int64_t n);
 
 // Returns InvalidArgument with the flag, its value and the limit.

@@ -82,7 +82,8 @@ inline constexpr double kExactMust = 0.60;
 // Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
-// Compares MEMO's tables with another profile of their machine. For fitting it.
+// Compares MEMO's tables with another profile of their machine, to fit that
+// profile.
 absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
     const Hardware& memo_hardware);
 

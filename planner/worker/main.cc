@@ -216,8 +216,7 @@ absl::Status Confine(const Confinement& to) {
     return absl::PermissionDeniedError(fmt::format(
         "the worker cannot give up its capabilities: {}", strerror(errno)));
   }
-  // This costs nothing: the only program that the worker starts is itself
-  // (`mip`), which needs no privileges.
+  // The only program that the worker starts is itself (`mip`).
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused();
   return absl::OkStatus();
 }

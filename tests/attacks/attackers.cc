@@ -124,7 +124,8 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
   std::vector<int> shown;
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
   wire::Send(client.fd(), packet, shown).IgnoreError();
-  // The first attempt may only find the socket closed with a packet unread.
+  // If the daemon closed the socket before it read the Hello, the first Receive
+  // may report only that, and the second returns the refusal.
   for (int i = 0; i < 2; ++i) {
     const auto message = wire::Receive(client.fd());
     if (!message.ok()) return message.status();

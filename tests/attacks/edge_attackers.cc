@@ -97,9 +97,8 @@ void SendLingering(const std::string& socket) {
   wire::Packet packet;
   packet.set_id(1);
   packet.mutable_request()->mutable_free()->set_lease_id(1);
-  // This process mostly closes a descriptor before the daemon does. If it
-  // closes one last, its own close lingers for a minute, unless a signal
-  // interrupts it.
+  // If this process closes a descriptor after the daemon, its own close would
+  // last a minute without the signal.
   InterruptSlowCalls();
   std::deque<UniqueFd> readers, clients;
   for (int sent = 0;; ++sent) {

@@ -43,9 +43,8 @@ class Scene {
   // Runs `attack` as user `uid` in a process of its own, and returns once the
   // attack has printed "ready". It goes on until it is killed.
   void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
-  // Lets the honest client lease and free, Cost::requests times each, during
-  // the attack. Then kills the attackers, and counts what is left of them once
-  // nothing is, or after 30 s.
+  // Measures the honest client during the attack. Then kills the attackers, and
+  // counts what is left of them once nothing is, or after 30 s.
   Cost Suffer(const std::string& name);
 
  private:

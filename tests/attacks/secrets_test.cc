@@ -78,7 +78,6 @@ class Holdings {
   std::vector<std::span<uint64_t>> mapped_;
 };
 
-// Flags that the processes of one test share.
 struct Shared {
   std::atomic<bool> seen;  // the first user's child saw the second's secret
 };

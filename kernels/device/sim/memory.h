@@ -104,9 +104,8 @@ class PhysicalMemory {
 
   // Returns whether HeldByOthers works; probed once. HeldByOthers relies on
   // write leases: the kernel grants a lease exactly if no other open file
-  // description of the memory exists, as mappings and descriptors in flight
-  // keep open. Returns false if /proc is missing or the kernel behaves
-  // differently.
+  // description of the memory exists. Mappings and descriptors in flight keep
+  // theirs open.
   static bool TellsHolders() {
     static const bool tells = KernelTellsHolders();
     return tells;

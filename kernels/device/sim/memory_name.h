@@ -29,7 +29,6 @@ struct MemoryName {
 
 // Returns the text for memfd_create.
 std::string ToText(const MemoryName& name);
-// Parses a name. Returns nullopt for any other text.
 std::optional<MemoryName> ReadMemoryName(std::string_view text);
 
 // Parses a name as /proc shows it: "/memfd:… (deleted)".

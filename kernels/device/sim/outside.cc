@@ -95,7 +95,6 @@ bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   return true;
 }
 
-// One search through all processes.
 class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}

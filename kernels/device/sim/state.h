@@ -99,7 +99,6 @@ using Mapped = std::unique_ptr<T, Unmap<T>>;
 
 // InvalidArgument: `fd` is no memfd of clocks, or is not sealed.
 absl::StatusOr<Mapped<SharedClocks>> MapClocks(const UniqueFd& fd);
-// Makes clocks for this process only.
 absl::StatusOr<Mapped<SharedClocks>> PrivateClocks();
 
 }  // namespace sluice::device
