@@ -8,7 +8,7 @@ namespace sluice::planner {
 namespace {
 
 struct ItemGroup {
-  std::vector<uint32_t> items;  // by lower
+  std::vector<uint32_t> items;  // sorted by Item::lower
   int64_t base;
 };
 

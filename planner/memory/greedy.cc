@@ -145,8 +145,8 @@ const char* const kOrderNames[] = {
     "death-lifetime", "neighbours"};
 
 // The peak-first variants of the first kPairs orders come directly before their
-// plain orders. The other variants come last, so that a deadline ends them
-// rather than plain orders.
+// plain orders. The other variants come last, so that a deadline skips them
+// before it skips plain orders.
 constexpr size_t kPairs = 3;
 
 // Returns the peak slot's items in the order of `inner`, then the rest by size.

@@ -32,8 +32,8 @@ std::vector<Request> RequestsOf(const plan::Trace& trace) {
   return requests;
 }
 
-// Period detection compares a lifetime only if it is shorter than this, in
-// requests: a buffer that lives longer may outlive its pass.
+// Tokens distinguish lifetimes of up to this many requests, because a buffer
+// that lives longer may outlive its pass.
 constexpr uint32_t kNear = 32;
 constexpr size_t kLeastPeriod = 8;   // a shorter pass gains nothing
 constexpr size_t kMostPeriods = 24;  // candidates that are examined
@@ -122,7 +122,7 @@ class Detector {
     }
     std::vector<std::pair<size_t, size_t>> ranked;  // times, period
     for (const auto& [period, times] : count) {
-      // A token counts once per repetition, so long periods count less often.
+      // A token counts once per period, so counts are weighted by the period.
       ranked.push_back({times * period, period});
     }
     std::sort(ranked.rbegin(), ranked.rend());

@@ -1,10 +1,10 @@
 // A trace in the normal form that the solvers use (internal to the planner).
 //
 // An optimal placement of the problem is also optimal for the trace. Sizes are
-// rounded up to the alignment and divided by their greatest common divisor
-// (some optimal placement uses only sums of sizes as offsets). A slot of time
-// lasts from an allocation that follows a free to the next such allocation.
-// Empty buffers are left out.
+// rounded up to the alignment and divided by their greatest common divisor (in
+// some optimal placement every offset is a sum of sizes). A slot of time lasts
+// from an allocation that follows a free to the next such allocation. Empty
+// buffers are left out.
 #pragma once
 
 #include <cstddef>

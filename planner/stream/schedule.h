@@ -54,10 +54,10 @@ struct LayerTraffic {
   Traffic forward, rerun, tokens, blocks;
 };
 LayerTraffic CountTraffic(const StreamShape& shape);
-// Returns the part of CountTraffic that does not depend on fractions, without
-// the swapped rows of each class, which are sent and fetched once. q, k and v
-// count as if all rows were both stored and recomputed: all of k and v are
-// copied, and at most all of q.
+// Returns the traffic that does not depend on fractions: CountTraffic's without
+// the swapped rows of each class, which are sent and fetched once. Counts all
+// rows of q, k and v as both stored and recomputed; for q that is an upper
+// bound.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
 // Returns the bytes, both ways, that attention's blocks copy in a backward.

@@ -60,9 +60,9 @@ struct RingSizes {
   }
 };
 
-// How many first slots of a backward phase lie behind the previous phase's
-// Front. They are filled early, while that phase computes its last chunk
-// (StreamState::Prepare in client/torch/stream).
+// The number of first slots of a backward phase, by ring, that lie behind the
+// previous phase's Front. They are filled early, while that phase computes its
+// last chunk (StreamState::Prepare in client/torch/stream).
 struct EarlySlots {
   int64_t inputs = 0, blocks = 0, outer = 0;
 };

@@ -282,10 +282,9 @@ class TransientMath {
     return dx;
   }
 
-  // Calls `call` for the block of a causal block's queries with the keys before
-  // them, and for the blocks into which the rest is halved, down to a few rows.
-  // Halves are whole tiles, so there are few sizes, and one call per size is
-  // enough.
+  // Cuts a causal block as attention_blocks.cc does: into its queries with the
+  // keys before them, and the rest by halves, down to kCausalRows. Calls `call`
+  // once per size; there are few sizes, because halves are whole tiles.
   static void Causal(BlockSize b, auto call) {
     const int64_t before = b.keys - b.queries;
     if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});

@@ -184,8 +184,8 @@ class Enumeration {
       return;
     }
     for (const int stage : Stages(request_, given_, s)) {
-      // Spread experts are sharded over fewer ranks than the rest; only stage 1
-      // of that is modelled.
+      // Spread experts are sharded over fewer ranks than the rest, which is
+      // modelled for stage 1 only.
       if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
@@ -299,8 +299,8 @@ std::vector<Recompute> Recomputes(const Request& request,
   return {std::begin(kRecomputes), std::end(kRecomputes)};
 }
 
-// Every piece has the same number of layers, and the sequences are processed in
-// rounds of one per stage (Megatron-LM, interleaved 1F1B).
+// Every piece has the same number of layers, and sequences are processed in
+// rounds of as many as there are stages (Megatron-LM, interleaved 1F1B).
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {
