@@ -18,7 +18,7 @@
 namespace sluice::planner {
 namespace {
 
-// The peak is scaled to at most this. With big-M rows of 3e7, CBC's integrality
+// Upper limit of the scaled peak. With a big M of 3e7, CBC's integrality
 // tolerance of 1e-6 would be worth 30 units.
 constexpr double kScaledPeak = 8192;
 
@@ -26,9 +26,11 @@ constexpr double kScaledPeak = 8192;
 // min peak
 //   o_i + s_i <= o_j + M (1 - z_ij),  o_j + s_j <= o_i + M z_ij
 //       for i < j that live together: z_ij = 1 if i lies below j
-//   o_j >= sum of s_i of those below j,  o_j + s_j + sum of those above <= peak
-//       for every slot j lives in (its clique): these rows raise the bound
-//   bound <= peak <= start's peak,  z_ij = 1 for equal i < j
+//   o_j >= sum of s_i over i below j,
+//   o_j + s_j + sum of s_i over i above j <= peak
+//       for every slot that j lives in, over the slot's items (a clique);
+//       these rows raise the bound
+//   bound <= peak <= start's peak,  z_ij = 1 for equal items i < j
 // M is the start's peak, the smallest valid value.
 class DsaMip {
  public:
@@ -83,7 +85,8 @@ class DsaMip {
     return a.lower == b.lower && a.upper == b.upper && a.size == b.size;
   }
 
-  // Returns the column's index. CBC takes a MIP start by name.
+  // Returns the column's index. SetStart needs `name`, because CBC takes a MIP
+  // start by names.
   int AddColumn(const std::string& name, double lower, double upper,
                 double cost, bool integer) {
     Cbc_addCol(model_, name.c_str(), lower, upper, cost, integer, 0, nullptr,
@@ -137,7 +140,7 @@ class DsaMip {
     }
   }
 
-  // Adds weight * [i lies below j].
+  // Adds `weight` times (1 if i lies below j, else 0) to a row.
   void AddBelow(size_t i, size_t j, double weight,
                 std::vector<std::pair<int, double>>* terms,
                 double* constant) const {
@@ -207,7 +210,8 @@ class DsaMip {
     Cbc_setParameter(model_, "timeMode", "elapsed");
     Cbc_setParameter(model_, "seconds", fmt::format("{:.3f}", seconds).c_str());
     Cbc_setParameter(model_, "threads", "0");
-    // Limits the work, so that the clock rarely ends the solve.
+    // Limits the work, so that the clock rarely ends the solve and results
+    // rarely vary.
     Cbc_setParameter(model_, "maxNodes", "20000");
     // CBC 2.10.8 reads a null pointer in CglPreProcess::postProcess when the
     // time limit ends a solve that was preprocessed.

@@ -12,9 +12,9 @@
 namespace sluice::planner {
 namespace {
 
-// Returns the lock of all uses of Clp. Clp's models are independent, but
-// CoinUtils does not document that for all its parts. Plans take milliseconds,
-// so one lock costs little.
+// Returns the lock for all solves. Clp's models are independent, but CoinUtils
+// does not document that all of its parts are thread-safe. A solve takes
+// milliseconds, so one lock costs little.
 Mutex& ClpMutex() {
   static Mutex mutex;
   return mutex;
@@ -57,7 +57,7 @@ struct LinearSolver::Model {
   Clp_Simplex* clp = nullptr;
   std::vector<double> lower, upper, cost, row_lower, row_upper;
   std::vector<double> values;
-  bool dual = false;  // whether Solve uses the dual simplex next
+  bool dual = false;  // whether the next Solve uses the dual simplex
 
   // Resets the basis to Clp's start: every column at its lower bound, every row
   // basic.
@@ -72,8 +72,8 @@ struct LinearSolver::Model {
   int Solve() {
     std::exchange(dual, false) ? Clp_dual(clp, 0) : Clp_primal(clp, 0);
     if (Clp_status(clp) == 0) return 0;
-    // The basis of the last stage may be on the edge of this stage's feasible
-    // region, so solve again from the initial basis.
+    // The last basis may lie on the edge of the new feasible region, so solve
+    // again from the initial basis.
     ForgetBasis();
     Clp_dual(clp, 0);
     if (Clp_status(clp) != 0) Clp_primal(clp, 0);
@@ -103,8 +103,8 @@ LinearSolver::LinearSolver(const LinearProgram& program)
                   matrix.rows.data(), matrix.values.data(), m.lower.data(),
                   m.upper.data(), m.cost.data(), m.row_lower.data(),
                   m.row_upper.data());
-  // The caller scales. Clp's own scaling would change the meaning of the
-  // tolerance.
+  // The caller has scaled the program. Clp's own scaling would change the
+  // meaning of the tolerance.
   Clp_scaling(m.clp, 0);
   Clp_setPrimalTolerance(m.clp, kTolerance);
   Clp_setDualTolerance(m.clp, kTolerance);

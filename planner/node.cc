@@ -150,7 +150,7 @@ absl::StatusOr<plan::NodePlan> PlanNode(
                           PlanMemories(profiles, options, start, book));
   std::vector<Bytes> rooms;
   for (size_t r = 0; r < profiles.size(); ++r) {
-    // What a rank can keep on its GPU after transient buffers and reserve.
+    // The bytes that the rank can keep on its GPU after transients and reserve.
     rooms.push_back(std::max(profiles[r].transient_capacity -
                                  plan.ranks[r].transient_peak -
                                  profiles[r].keep_reserve,

@@ -1,5 +1,4 @@
-// The planner: pure functions from traces and profiles to plans, without CUDA,
-// gRPC or torch, and with no clock except for deadlines.
+// The planner's interface: functions from traces and profiles to plans.
 #pragma once
 
 #include <vector>
@@ -20,7 +19,7 @@ struct SegmentLayout {
   Bytes peak;
 };
 // Plans each distinct segment kind once, then the segments' sequence. `book`
-// (may be null) has units planned earlier and gets newly solved ones.
+// (may be null) has units planned earlier; newly solved units are added to it.
 absl::StatusOr<SegmentLayout> PlanSegments(
     const std::vector<plan::SegmentKind>& segments,
     const MemoryOptions& options, UnitBook* book = nullptr);
@@ -28,9 +27,8 @@ absl::StatusOr<SegmentLayout> PlanSegments(
 using plan::LinkCapacity;
 using plan::NodeResources;
 
-// Plans a whole node: the memory of each rank, then what all ranks swap (MEMO's
-// LP for alpha, which here also counts re-reads and scratch). If no plan fits,
-// the result has `infeasible` set to the reason.
+// Plans a whole node: the memory of each rank, then what all ranks swap. If no
+// plan fits, the result has `infeasible` set to the reason.
 absl::StatusOr<plan::NodePlan> PlanNode(
     const std::vector<plan::RankProfile>& profiles,
     const NodeResources& resources, const MemoryOptions& options,

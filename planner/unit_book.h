@@ -1,5 +1,5 @@
-// Remembers planned units, so that a unit is solved only once even if several
-// ranks, segments or runs of the daemon need it.
+// Caches the placements of units (segment traces), so that a unit is solved
+// only once even if several ranks, segments or runs of the daemon need it.
 //
 // Thread safety: none.
 #pragma once
@@ -15,7 +15,6 @@
 
 namespace sluice::planner {
 
-// The progress of a node's plan.
 struct NodeProgress {
   int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;
@@ -34,7 +33,7 @@ class UnitBook {
     }
   }
 
-  // Returns the placement of an equal unit, valid for `trace`, or null.
+  // Returns the placement of a unit with an equal trace, or null.
   const plan::Placement* Find(const plan::Trace& trace) {
     const std::string key = plan::UnitKey(trace);
     const auto found = entries_.find(key);
@@ -46,22 +45,22 @@ class UnitBook {
     if (found->second.given) known_.insert(key);
     return &found->second.unit.placement;
   }
-  // A placement without a proof is reused only within this plan, because a
-  // later plan with more time may find a better one.
+  // Adds a newly solved unit, whether or not its placement is proved optimal.
   void Add(const plan::Trace& trace, const plan::Placement& placement) {
     const std::string key = plan::UnitKey(trace);
     solved_.insert(key);
     entries_[key] = {{plan::Canonical(trace), placement}, false};
   }
-  // Forgets placements without a proof. Call it before a run with better
-  // solvers.
+  // Drops placements that are not proved optimal. Call it before a run with
+  // better solvers.
   void DropUnproved() {
     std::erase_if(entries_, [](const auto& entry) {
       return !entry.second.unit.placement.optimal();
     });
   }
 
-  // Return the numbers of units that were solved, and of given ones found.
+  // Return the number of distinct units added, and of distinct units found
+  // among those given to the constructor.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 

@@ -1,7 +1,6 @@
 // Records which addresses a driver has reserved and which memory is mapped
-// there, and checks the rules of driver.h before the real call, for every
-// driver. The owner makes the driver calls. `M` is a driver's physical memory,
-// with size() and where().
+// there, and checks the rules of driver.h. The driver, sim or cuda, makes the
+// real calls. `M` is the driver's physical memory, with size() and where().
 //
 // Thread safety: none; the driver locks.
 #pragma once

@@ -6,8 +6,6 @@
 //         any process (kernels/device/sim);
 //   cuda  the real driver API, loaded at run time from libcuda.so.1, so one
 //         binary runs with and without a GPU (kernels/device/cuda).
-// Everything above this file is one code path, and tests/conformance runs one
-// suite on both.
 //
 // The calls mirror the CUDA driver's virtual memory, stream and event calls.
 // Where the driver has rules that sim could be lax about (sizes multiple of
@@ -17,7 +15,7 @@
 // Compute streams. On cuda a compute stream is a CUstream. On sim ATen's CPU
 // operators run on the caller, so the compute stream *is* the calling thread:
 // recording an event on it completes at once, waiting for an event on it
-// blocks the caller and is counted as stall (`stall_seconds`).
+// blocks the caller and is counted as `stall` (CallCounters).
 //
 // Errors: a failed driver call becomes absl::Status once, here, with the
 // call's name, the driver's error name, and the arguments that matter.
@@ -64,7 +62,7 @@ inline constexpr char kPciLink[] = "pci-";
 
 struct DeviceInfo {
   DeviceIndex index;
-  std::string uuid;  // "GPU-…": the key operators and dcgm-exporter use
+  std::string uuid;  // "GPU-…", the key that operators and dcgm-exporter use
   std::string name;
   Bytes total_memory;
   NumaIndex numa;
@@ -92,7 +90,7 @@ using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Counts calls that wait on the host. Tests check that the chunk loop has none.
+// Tests check that the chunk loop never synchronizes.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
@@ -141,8 +139,8 @@ class Driver {
   // --- physical memory -----------------------------------------------------
   // Returns the unit of memory sizes (cuMemGetAllocationGranularity).
   virtual absl::StatusOr<Bytes> Granularity(Placement where) = 0;
-  // Returns cuMemGetInfo's figures, or for host memory what the node can still
-  // pin. On sim, memory of a dead process counts as free at once.
+  // Returns cuMemGetInfo's figures, or for host memory the machine's. On sim,
+  // memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
   // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
@@ -153,7 +151,7 @@ class Driver {
   // answer (Usage has the reason), and on sim if nothing is held there. Nothing
   // is cached: a call takes milliseconds, or as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
-  // cuMemCreate. On sim the memory is zero-filled; on cuda the driver decides.
+  // Makes memory (cuMemCreate), which on sim is zero-filled.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
   // Exports memory that this process made with Create, or on sim adopted
   // (cuMemExportToShareableHandle). InvalidArgument: the memory was imported;
@@ -162,12 +160,12 @@ class Driver {
   // Returns whether HeldByOthers works: on sim if the kernel shows which
   // processes can access exported memory (probed once), on cuda never.
   virtual bool TellsHolders() const = 0;
-  // Returns whether a descriptor or mapping of this memory exists besides its
-  // handle, anywhere. `false` holds until the next export. Unimplemented:
+  // Returns whether any process has a descriptor or mapping of this memory
+  // besides the handle. `false` holds until the next export. Unimplemented:
   // !TellsHolders, or another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
-  // cuMemImportFromShareableHandle: makes a handle for memory that another
-  // process exported. The caller keeps `fd`.
+  // Makes a handle for memory that another process exported
+  // (cuMemImportFromShareableHandle). The caller keeps `fd`.
   virtual absl::StatusOr<Memory> Import(const UniqueFd& fd, Placement where,
                                         Bytes size) = 0;
   // Returns a descriptor from which a later process can adopt (Adopt) memory
@@ -178,8 +176,8 @@ class Driver {
   // `kept` is no such descriptor for this place and size.
   virtual absl::StatusOr<Memory> Adopt(UniqueFd kept, Placement where,
                                        Bytes size) = 0;
-  // cuMemRelease. The memory becomes free once all its mappings and exported
-  // descriptors in all processes are gone.
+  // Releases the handle (cuMemRelease). The memory becomes free once all its
+  // mappings and exported descriptors in all processes are gone.
   virtual absl::Status Release(Memory memory) = 0;
 
   // --- virtual memory ------------------------------------------------------
@@ -206,10 +204,10 @@ class Driver {
   virtual absl::Status DestroyStream(Stream stream) = 0;
   // Returns the stream on which this thread computes (see the file comment).
   virtual Stream ComputeStream(DeviceIndex device) = 0;
-  // Returns a handle for a stream that another library made on the device
-  // (torch's CUstream; null is the default stream), always the same one. It
-  // cannot be destroyed; the stream outlives all calls with it. kUnimplemented
-  // on sim, which has no such streams.
+  // Returns the handle of a stream that another library made on the device
+  // (torch's CUstream; null is the default stream). The handle cannot be
+  // destroyed, and the stream must outlive all calls with it. kUnimplemented on
+  // sim, which has no such streams.
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
   // Returns a handle's CUstream, for libraries that enqueue work on it (torch,
@@ -226,7 +224,7 @@ class Driver {
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
   // Returns the time between the last recordings: negative if `to` was reached
   // first, nullopt if one is not reached yet. Accurate to about a microsecond;
-  // on cuda it may contain other streams' work. It orders nothing: ask
+  // on cuda it may contain other streams' work. The call orders nothing: ask
   // QueryEvent before touching memory that the events guard. InvalidArgument:
   // an event has no timing or no recording, or they were recorded on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
@@ -263,11 +261,12 @@ class Driver {
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory);
 
-// kAuto: HOST_NUMA if the driver can make it, else memfd.
+// kAuto chooses HOST_NUMA if the driver can make it, else memfd.
 enum class HostMemoryChoice { kAuto, kMemfd };
 
-// Unavailable, with the reason: no libcuda.so.1, no usable GPU, driver too old.
-// Other unusable GPUs have a fault (DeviceInfo).
+// Returns Unavailable with the reason if libcuda.so.1 is missing, the driver is
+// too old, or no GPU is usable. If some are, the others have a fault
+// (DeviceInfo).
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

@@ -26,7 +26,8 @@ namespace sluice::device {
 class StreamTimer {
  public:
   struct Span {
-    // On the monotonic clock, exact to about a host wait; 0 before Align.
+    // On the monotonic clock, late by the duration of Align's wake-up; 0 before
+    // Align.
     double start_s = 0;
     absl::Duration length;
   };
@@ -46,7 +47,7 @@ class StreamTimer {
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 
-  // Removes the oldest ended span; nullopt if none is complete.
+  // Removes and returns the oldest ended span; nullopt if it has not completed.
   absl::StatusOr<std::optional<Span>> Next();
   // Waits for all ended spans. The host waits: call it only between steps.
   absl::Status Await();

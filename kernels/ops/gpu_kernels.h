@@ -26,7 +26,6 @@ class MergeKernel {
   // (without CUDA) has no kernels. Use MergeAttention then.
   static absl::StatusOr<MergeKernel> Load(device::Driver* driver);
 
-  // Does nothing if any extent is 0.
   absl::Status Launch(const MergeShape& shape, float* o, float* lse,
                       const float* block_o, const float* block_lse,
                       device::Stream stream) const;
@@ -115,7 +114,6 @@ class TokenKernels {
 
   explicit TokenKernels(device::Driver* driver) : driver_(driver) {}
 
-  // Returns the kernel for elements of `element` bytes.
   device::Function FunctionOf(Kernel kernel, size_t element) const {
     if (kernel == kRopeRounding) return rope_rounding_;
     return (element == sizeof(float) ? fp32_ : bf16_)[kernel];

@@ -2,8 +2,9 @@
 // its functions in namespace SLUICE_INSTRUCTIONS. Not target_clones: in clones
 // GCC 12 drops flags that loops need to vectorise (-fno-trapping-math).
 //
-// Everything here has internal linkage and calls no function of a header that
-// files for other machines might share.
+// Everything here has internal linkage, and calls no inline function of the
+// standard library: the linker keeps one copy of such a function, perhaps one
+// with instructions that this CPU lacks.
 #include "kernels/ops/token_forms.h"
 #include "kernels/ops/vector_math.h"
 

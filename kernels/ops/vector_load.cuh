@@ -17,7 +17,8 @@ inline constexpr int kPieceBytes = kCount* static_cast<int>(sizeof(T)) < 16
                                        ? kCount* static_cast<int>(sizeof(T))
                                        : 16;
 
-// Consecutive elements, as words: each 2-byte element would use a register.
+// Consecutive elements, stored as words, because each 2-byte element would use
+// a register of its own.
 template <typename T, int kCount>
 struct alignas(kPieceBytes<T, kCount>) Piece {
   unsigned words[kCount * sizeof(T) / 4];
@@ -52,7 +53,7 @@ __device__ inline float At(const Piece<BFloat16, kCount>& piece, int i) {
   const unsigned two = piece.words[i / 2];
   return __uint_as_float(i % 2 == 0 ? two << 16 : two & 0xffff0000u);
 }
-// Sets element i. REQUIRES: its bits are 0.
+// Sets element i. REQUIRES: the element's bits are 0.
 template <int kCount>
 __device__ inline void Set(Piece<float, kCount>& piece, int i, unsigned bits) {
   piece.words[i] = bits;

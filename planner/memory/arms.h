@@ -25,8 +25,8 @@ struct Pieces {
 };
 
 // Splits a problem into pieces that can be solved separately without losing an
-// optimum: cuts it at slots that no item crosses, and peels off items that live
-// throughout their piece: placed at its bottom, they block no other item.
+// optimum. Cuts it at slots that no item crosses, and peels off items that live
+// throughout their piece; placed at its bottom, they block no other item.
 // Repeats both until neither is possible.
 Pieces Decompose(const Problem& problem);
 
@@ -48,9 +48,10 @@ enum class Stack {
 // Stacks the items of the peak slot and sweeps from there forward and backward
 // in time, so that the plan has no gaps where memory is scarcest. A free range
 // is chosen by the bytes it leaves over, and by how close its neighbours'
-// deaths are to the item's. Each half takes the best result of several weights
-// of the two; the halves run in parallel. Returns nullopt if no plan is below
-// `limit`. Ends early at `target`, which is at least max_live.
+// deaths are to the item's. Each direction tries several weights of these two
+// criteria and keeps its best result; the directions run in parallel. Returns
+// nullopt if no plan is below `limit`. Ends early at `target`, which is at
+// least max_live.
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
                                      const Expired& expired);
@@ -72,10 +73,11 @@ std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
 // each with a slightly lower limit. A step removes the items that end above the
 // limit and places each one below it: in a free gap, or else where it must
 // eject the items that are easiest to place again, which are placed next. Such
-// a chain of moves is undone if more is without a place after it than before,
-// and items that could not be placed get a higher cost. Ends at `target` or
-// after about `visits` visits of items. Large problems use two threads, with
-// the same result as one. Returns nullopt if nothing better was found.
+// a chain of moves is undone if it does not reduce the weight of the items
+// without a place. An item that fits no free gap becomes more costly to eject.
+// Ends at `target` or after about `visits` visits of items. Large problems use
+// two threads, with the same result as one. Returns nullopt if nothing better
+// was found.
 std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        int64_t target, int64_t visits,
                                        const Expired& expired);

@@ -8,11 +8,11 @@ namespace sluice::planner {
 namespace {
 
 struct ItemGroup {
-  std::vector<uint32_t> items;  // by lower
+  std::vector<uint32_t> items;  // sorted by Item::lower
   int64_t base;
 };
 
-// Returns groups with no item that crosses from one to the other.
+// Cuts the group at slots that none of its items crosses.
 std::vector<ItemGroup> Cut(const Problem& problem, const ItemGroup& group) {
   std::vector<ItemGroup> groups;
   int32_t end = -1;
@@ -26,7 +26,7 @@ std::vector<ItemGroup> Cut(const Problem& problem, const ItemGroup& group) {
 }
 
 // Removes items that live throughout the group, and gives them offsets. Returns
-// whether there were any.
+// whether it removed any.
 bool Peel(const Problem& problem, ItemGroup* group, Offsets* offsets) {
   int32_t from = problem.items[group->items[0]].lower;
   int32_t to = 0;

@@ -14,7 +14,7 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int kChain = 50;  // the most moves in a chain
+constexpr int kChain = 50;  // limit of the moves in a chain
 // Addresses are grouped into about this many buckets; the search chooses a
 // bucket, then one of at most kPlaces places in it.
 constexpr int64_t kBuckets = 512;
@@ -207,7 +207,7 @@ class Ejector {
       const int64_t at = std::min(static_cast<int64_t>(b) << shift_, highest);
       const double cost =
           begun_[BucketOf(at + item.size - 1)] - (b == 0 ? 0 : ended_[b - 1]);
-      // A place that costs up to a fifth more wins sometimes.
+      // Noise lets a bucket that costs up to a fifth more win sometimes.
       const double noisy = cost * static_cast<double>(64 + random_() % 13);
       if (noisy >= best_cost) continue;
       best_cost = noisy;
@@ -221,8 +221,8 @@ class Ejector {
            offsets_[other] + problem_.items[other].size > at;
   }
 
-  // Returns the cheapest place in a bucket: its begin, or one that touches an
-  // item. Fills near_ with the items that may block a place.
+  // Returns the cheapest place in a bucket: the bucket's begin, or a place that
+  // touches an item. Fills near_ with the items that may block a place.
   int64_t BestPlace(const Item& item, size_t bucket) {
     const int64_t highest = limit_ - item.size;
     const int64_t from =

@@ -112,7 +112,7 @@ class Race {
   const Expired& expired_;
   Mutex mutex_;
   int next_ ABSL_GUARDED_BY(mutex_) = 0;
-  // Index of the run that found best_; -1: it was known before the race.
+  // Index of the run that found best_; -1 if best_ was known before the race.
   int index_ ABSL_GUARDED_BY(mutex_) = -1;
   GreedyResult best_ ABSL_GUARDED_BY(mutex_);
 };
@@ -144,9 +144,9 @@ const char* const kOrderNames[] = {
     "breadth",        "birth",     "death", "birth-lifetime",
     "death-lifetime", "neighbours"};
 
-// The variants of the first kPairs orders come directly before their plain
-// orders, the others after all plain orders, so that a deadline does not
-// prevent a plain order.
+// The peak-first variants of the first kPairs orders come directly before their
+// plain orders. The other variants come last, so that a deadline skips them
+// before it skips plain orders.
 constexpr size_t kPairs = 3;
 
 // Returns the peak slot's items in the order of `inner`, then the rest by size.

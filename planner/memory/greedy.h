@@ -44,9 +44,9 @@ struct Frozen {
 };
 
 // Tries every order with both fits, in the given sequence, around the frozen
-// items, which the orders do not list. Keeps the best plan below `peak`;
-// without one, `offsets` is empty. Stops at the first plan with a peak of at
-// most `target`, or when `expired` returns true.
+// items, which the orders do not list. Returns the best plan below `peak`, or
+// empty `offsets`. Stops at the first plan with a peak of at most `target`, or
+// when `expired` returns true.
 GreedyResult RaceOrders(const Problem& problem,
                         const std::vector<NamedOrder>& orders,
                         const Frozen& frozen, int64_t peak, int64_t target,

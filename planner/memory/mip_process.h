@@ -1,6 +1,6 @@
 // MEMO section 4.2's mixed-integer program, strengthened, for one problem
 // (internal to the planner). CBC (cbc.cc) runs in a separate process, so that a
-// crash, a hang or a print costs only the proof.
+// crash or hang of CBC costs only the proof.
 #pragma once
 
 #include <cstdint>
@@ -31,9 +31,9 @@ MipResult SolveDsaMip(const Problem& problem, const Offsets& start,
 // Runs SolveDsaMip in a helper process, `program mip`, with memfds for question
 // and answer, or in this process if `program` is empty. The helper is killed at
 // the time limit, or when `stopped`, which is called ten times a second,
-// returns true. A placement must be valid, and a bound lie between `bound` and
-// the start's peak. Without a valid answer the result has no placement and the
-// given bound.
+// returns true. The helper's placement is used only if it is valid, and its
+// bound only if it lies between `bound` and the lowest known peak. Without a
+// valid answer the result has no placement and the given bound.
 MipResult SolveMip(const Problem& problem, const Offsets& start, int64_t bound,
                    absl::Duration time_limit, const std::string& program,
                    const std::function<bool()>& stopped);

@@ -2,9 +2,9 @@
 // planner). With it a greedy placement of 60,000 buffers takes about a second.
 //
 // A list holds items in blocks, ascending in address. A query scans all items,
-// and tracks the highest end of those that live in the queried slots. (A
-// segment tree over the slots took 3 to 10 times as long on random lifetimes,
-// and as long on a training run's.)
+// and tracks the highest end of those that live in the queried slots. (Not a
+// segment tree over the slots, which takes 3 to 10 times as long on random
+// lifetimes, and as long on a training run's.)
 //
 // If lifetimes are short compared with the trace, items are also stored in
 // lists of half-overlapping windows of slots, of several widths. A query about
@@ -83,8 +83,8 @@ class AddressList {
   void Remove(int64_t at, uint32_t k);
 
   // Returns an offset where `item` has room in all of its slots. If even the
-  // first fit would end above `limit`, returns any offset that ends above it.
-  // Adds the number of visited items to `visited`.
+  // first fit would end above `limit`, returns some offset at which `item` ends
+  // above `limit`. Adds the number of visited items to `visited`.
   int64_t Find(const Item& item, Fit fit, int64_t limit,
                int64_t* visited) const;
 

@@ -87,7 +87,7 @@ __attribute__((target("avx2"))) size_t ListAvx2(const ScanBlock& block,
   return count;
 }
 
-// The address ranges of those items that live in the queried slots.
+// The address ranges of a block's items that live in the queried slots.
 struct Packed {
   alignas(64) int64_t begin[ScanBlock::kCapacity + 8];
   alignas(64) int64_t end[ScanBlock::kCapacity + 8];

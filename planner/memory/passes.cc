@@ -32,8 +32,8 @@ std::vector<Request> RequestsOf(const plan::Trace& trace) {
   return requests;
 }
 
-// Period detection compares a lifetime only if it is shorter than this, in
-// requests: a buffer that lives longer may outlive its pass.
+// Tokens distinguish lifetimes of up to this many requests, because a buffer
+// that lives longer may outlive its pass.
 constexpr uint32_t kNear = 32;
 constexpr size_t kLeastPeriod = 8;   // a shorter pass gains nothing
 constexpr size_t kMostPeriods = 24;  // candidates that are examined
@@ -69,7 +69,8 @@ class Detector {
   }
 
  private:
-  // The requests [begin, end), of which each equals the one `period` later.
+  // The requests [begin, end). Each of them before end - period equals the
+  // request `period` later.
   struct Run {
     size_t begin = 0, end = 0, period = 0;
     size_t Length() const { return end - begin; }
@@ -102,7 +103,7 @@ class Detector {
     return true;
   }
 
-  // Lifetimes are compared only if a buffer may die inside a pass.
+  // Two lifetimes match if they are equal, or if both outlast the period.
   bool Same(size_t k, size_t period) const {
     return tokens_[k] == tokens_[k + period] &&
            (lives_[k] == lives_[k + period] ||
@@ -121,7 +122,7 @@ class Detector {
     }
     std::vector<std::pair<size_t, size_t>> ranked;  // times, period
     for (const auto& [period, times] : count) {
-      // A token counts once per repetition, so the count is weighted.
+      // A token counts once per period, so counts are weighted by the period.
       ranked.push_back({times * period, period});
     }
     std::sort(ranked.rbegin(), ranked.rend());
@@ -151,7 +152,8 @@ class Detector {
     int64_t least = 0;
     int64_t alive = 0;  // short-lived bytes of this run before request k
     for (size_t k = run.begin; k <= run.end; ++k) {
-      // `alive` of the second period includes the buffers of the first.
+      // `alive` is taken one period later than the cut, where it includes the
+      // buffers of the run's first period.
       const size_t phase = k - run.period;
       if (k >= run.begin + run.period && run.end - phase >= 2 * run.period &&
           IsCut(phase) && (best == SIZE_MAX || alive < least)) {

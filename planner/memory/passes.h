@@ -1,5 +1,5 @@
-// Finds repetition in a trace and plans with it: MEMO section 4.2's two levels
-// without marked layers (internal to the planner).
+// Finds repeated passes in a trace and plans it in the two levels of MEMO
+// section 4.2, without marked layers (internal to the planner).
 #pragma once
 
 #include <functional>
@@ -21,9 +21,9 @@ struct Pass {
 
 // Returns disjoint, ascending spans of the trace that make the same requests:
 // the same sizes in the same order, and the same lifetimes of buffers freed
-// inside. Uses the longest runs that repeat with a period first, and cuts a run
+// inside. Prefers the longest runs that repeat with a period, and cuts a run
 // into passes where the least short-lived memory is alive. Returns nothing if
-// `stopped` returned true. Time: a few hundred visits of each request.
+// `stopped` returned true. Visits each request a few hundred times.
 std::vector<Pass> DetectPasses(
     const plan::Trace& trace,
     const std::function<bool()>& stopped = [] { return false; });
@@ -31,7 +31,6 @@ std::vector<Pass> DetectPasses(
 // Returns how many buffers live and die inside one of the passes.
 size_t InPasses(const plan::Trace& trace, const std::vector<Pass>& passes);
 
-// Plans one level's trace; PlanMemory passes its flat arms.
 using FlatPlanner =
     std::function<absl::StatusOr<plan::Placement>(const plan::Trace&)>;
 

@@ -39,18 +39,17 @@ struct Knowledge {
 struct PortfolioOptions {
   const MemoryOptions& asked;
   absl::Time deadline;
-  // The arms end with a plan of at most this peak, which is >= max_live.
+  // The arms end at a plan with a peak of at most `goal`, which is >= max_live.
   int64_t goal = 0;
-  // Only a plan that meets the goal is useful, so arms try nothing else.
+  // Whether a plan above the goal is useless, so that arms try nothing else.
   bool goal_is_capacity = false;
-  // Called before each arm from the sweep on.
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
   bool Stopped() const { return asked.stop != nullptr && asked.stop->load(); }
   bool Expired() const { return Stopped() || absl::Now() >= deadline; }
 };
 
-// Nodes of the search, each of 0.5 to 1 microsecond.
+// Budgets of the search in nodes. A node takes 0.5 to 1 microsecond.
 constexpr int64_t kQuickNodes = 100'000;
 constexpr int64_t kSearchNodes = 4'000'000;
 constexpr int64_t kCoarseNodes = 60'000;
@@ -75,8 +74,9 @@ constexpr size_t kMaxRacedItems = 100'000;
 constexpr double kRacedGap = 0.02;
 
 constexpr size_t kMinWindowItems = 300;
-// A visit of ejection takes half a nanosecond. On larger problems the race
-// takes more time, so ejection gets fewer visits.
+// Budgets of ejection in visits. A visit takes half a nanosecond. The larger a
+// problem that is raced, the longer the race takes, and the fewer visits
+// ejection gets.
 constexpr size_t kMinEjectionItems = 1000;
 constexpr int64_t kEjectionVisits = 12'000'000'000;
 constexpr int64_t kEjectionVisitsAnItem = 1'000'000;
@@ -90,8 +90,7 @@ int64_t EjectionVisits(size_t items) {
       std::max(kEjectionVisits - 3 * n * (n / 2), kLeastEjectionVisits));
 }
 
-// CBC proves problems of 40 to 60 buffers, not reliably; on larger ones it only
-// takes time.
+// CBC rarely proves anything about larger problems in the time that it gets.
 constexpr size_t kMaxCbcItems = 60;
 
 // Runs the arms on one piece of the problem.
@@ -173,9 +172,9 @@ class PieceSolver {
   }
 
   // Without a capacity, tries lower peaks with few nodes, so that a slow
-  // machine has a good plan soon; then the bound, which proves optimality, with
-  // a limited budget because that may never be decided (as for MiniMalloc's D
-  // and J); then lower peaks again.
+  // machine soon has a good plan. Then tries the bound, which would prove
+  // optimality, with a part of the budget, because that question may stay
+  // undecided (as for MiniMalloc's D and J). Then tries lower peaks again.
   void Search() {
     const size_t n = problem_.items.size();
     if (options_.goal_is_capacity) {
@@ -188,9 +187,10 @@ class PieceSolver {
     Descend(nodes / 12, nodes / 2);
   }
 
-  // Searches for a peak below the best plan's by a part of the gap, and
-  // continues from each plan found. The part halves with each failure; when it
-  // is small, it is reset and the nodes are doubled.
+  // With a capacity, only searches for a plan that fits it. Otherwise searches
+  // for a peak below the best plan's by a part of the gap, and continues from
+  // each plan found. The part halves with each failure; when it is small, it is
+  // reset and the nodes per search are doubled.
   void Descend(int64_t nodes_each, int64_t nodes) {
     if (options_.goal_is_capacity && Open()) Ask("search", goal_, nodes);
     if (options_.goal_is_capacity) return;
@@ -364,8 +364,7 @@ void RunPieces(const Problem& problem, const PortfolioOptions& options,
 // A limit that keeps sums of sizes in 64 bits.
 constexpr int64_t kMostBytes = int64_t{1} << 61;
 
-// Checks the trace as Decode does, which a caller in this process may not have
-// used.
+// Makes the checks of proto/plan's decoder.
 absl::Status CheckTrace(const plan::Trace& trace) {
   const int64_t alignment = trace.alignment.count();
   if (alignment < 1 || (alignment & (alignment - 1)) != 0) {
@@ -429,8 +428,8 @@ MemoryPlan PlanOf(const plan::Trace& trace, const Problem& problem,
   return plan;
 }
 
-// Plans two levels, each with RunGreedy. Replaces `known` by the plan if it is
-// better, and returns whether it is.
+// Plans two levels, each with RunGreedy. If the plan is better than `known`,
+// replaces `known` and returns true.
 bool RunLevels(const plan::Trace& trace, const Problem& problem,
                const std::vector<Pass>& passes, const PortfolioOptions& inner,
                Knowledge* known) {
@@ -458,8 +457,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   return true;
 }
 
-// Plans two levels if at least half of a long trace is repetition, which takes
-// less time than a race over the flat trace.
+// Plans two levels if at least half of a long trace is repetition, because that
+// takes less time than a race over the flat trace.
 bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
                     const MemoryOptions& options, const PortfolioOptions& inner,
                     Knowledge* known) {
@@ -472,7 +471,6 @@ bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
          RunLevels(trace, problem, passes, inner, known);
 }
 
-// The result of one run through the arms.
 struct Found {
   Knowledge known;
   bool leveled = false;

@@ -37,27 +37,26 @@ struct MemoryOptions {
   // A multiple of the usual work, at least 1. The additional work continues
   // from the usual result if that has no proof.
   int64_t effort = 1;
-  // Called in the calling thread.
+  // Called in the thread that called PlanMemory.
   std::function<void(const MemoryProgress&)> progress;
   // Enables levels, search, windows and ejection. Otherwise only replay, sweep,
   // the greedy race and CBC run.
   bool use_search = true;
   bool use_cbc = true;  // the MIP, for pieces without a proof
   // The program that is run as `PROGRAM mip` to solve the MIP (sluice-worker).
-  // Empty: CBC runs in this process, and a crash of CBC ends the process.
+  // If empty, CBC runs in this process, and a crash of CBC ends the process.
   std::string mip_program;
 };
 
-// A placement, with facts about how it was found.
 struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
   Bytes max_live;  // most bytes alive at once, with sizes rounded up
-  int levels = 1;  // 2: the best plan was made from passes
+  int levels = 1;  // 2 if the best plan was made from passes
   // "proof": the peak equals the bound; "capacity": the plan fits in it;
   // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;
-  // Whether any plan can fit the capacity. Not set without a capacity, or if
-  // that is not known.
+  // Whether a plan can fit the capacity. Not set without a capacity, or if the
+  // answer is unknown.
   std::optional<bool> fits;
   bool valid = false;  // passed ValidatePlacement
 
@@ -71,10 +70,10 @@ struct MemoryPlan : plan::Placement {
 };
 
 // Plans the trace. For a valid trace the plan is always valid. It is the same
-// in every run unless `stop` or a limit of time cuts work short: the total, the
-// half for a capacity, the eighth for levels, or CBC's. `stopped_by` tells only
-// of `stop` and the total. InvalidArgument: the alignment or a buffer is
-// invalid; the message names it.
+// in every run unless `stop` or a time limit cuts work short: the whole limit,
+// the half of it for a capacity, the eighth for levels, or CBC's. `stopped_by`
+// reports only `stop` and the whole limit. InvalidArgument: the alignment or a
+// buffer is invalid; the message names it.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);
 

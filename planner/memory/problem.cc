@@ -89,7 +89,7 @@ std::vector<int64_t> NeighbourCounts(const Problem& problem) {
   std::partial_sum(dead.begin(), dead.end(), dead.begin());
   std::vector<int64_t> counts;
   for (const Item& item : problem.items) {
-    // Items born before its end, less those dead at its birth.
+    // Items born before this item's end, less items dead at its birth.
     counts.push_back(born[static_cast<size_t>(item.upper)] -
                      dead[static_cast<size_t>(item.lower)]);
   }

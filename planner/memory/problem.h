@@ -1,10 +1,10 @@
 // A trace in the normal form that the solvers use (internal to the planner).
 //
-// An optimal placement of the problem is one of the trace. Sizes are rounded up
-// to the alignment and divided by their greatest common divisor (some optimal
-// placement uses only sums of sizes as offsets). A slot of time lasts from an
-// allocation that follows a free to the next such allocation (the maximal
-// cliques of an interval graph). Empty buffers are left out.
+// An optimal placement of the problem is also optimal for the trace. Sizes are
+// rounded up to the alignment and divided by their greatest common divisor (in
+// some optimal placement every offset is a sum of sizes). A slot of time lasts
+// from an allocation that follows a free to the next such allocation. Empty
+// buffers are left out.
 #pragma once
 
 #include <cstddef>
@@ -35,21 +35,20 @@ struct Problem {
   std::vector<size_t> source;  // items[k] is the trace's buffers[source[k]]
   std::vector<int64_t> live;   // units alive in each slot
   int64_t unit = 1;            // bytes per unit
-  // The maximum of `live`, a lower bound of any plan, and its first slot.
-  int64_t max_live = 0;
-  int32_t peak_slot = 0;
+  int64_t max_live = 0;   // maximum of `live`; a lower bound of any plan's peak
+  int32_t peak_slot = 0;  // first slot with that maximum
 };
 
 // Offset of each item, in units.
 using Offsets = std::vector<int64_t>;
 // A permutation of item indices; the first is placed first.
 using Order = std::vector<uint32_t>;
-// Returns true once a solver must end with what it has.
+// Returns true once a solver must stop and return its best result so far.
 using Expired = std::function<bool()>;
 
 Problem Normalise(const plan::Trace& trace);
 
-// The maximum over any range of `values`: O(n log n) memory, O(1) per query.
+// Range maximum queries over `values`: O(n log n) memory, O(1) per query.
 class RangeMax {
  public:
   explicit RangeMax(const std::vector<int64_t>& values);

@@ -25,7 +25,7 @@ struct Stay {
 
 // Chooses a free range: among the `candidates` smallest ranges that are large
 // enough, the one with the least sum of `left_over` x (remainder / size) and
-// the mismatch of deaths. 0 candidates: best fit.
+// the mismatch of deaths. 0 candidates stand for best fit.
 struct Rule {
   int candidates = 0;
   double left_over = 0;
@@ -37,7 +37,7 @@ class FreeList {
  public:
   explicit FreeList(const Rule& rule) : rule_(rule) {}
 
-  // Marks [begin, begin + size) as taken. No listed free range overlaps it.
+  // Marks [begin, begin + size), which must not overlap a free range, as taken.
   void Hold(int64_t begin, int64_t size, int32_t death) {
     top_ = std::max(top_, begin + size);
     Note(begin, size, death);
@@ -83,8 +83,8 @@ class FreeList {
   }
 
  private:
-  // A free range, and whether the item goes to its high end. Length 0: the free
-  // end.
+  // A free range, and whether the item goes to its high end. Length 0 stands
+  // for the free space from top_ on.
   struct Choice {
     int64_t length = 0;
     int64_t begin;
@@ -143,7 +143,7 @@ class FreeList {
 
 // Places the items that begin after `start` around the items alive in `start`,
 // which have offsets. Returns the highest end of the placed items, or nullopt
-// if it is above `limit`.
+// if it is above `limit` or the time is over.
 std::optional<int64_t> Sweep(const Problem& problem, bool backward,
                              int32_t start, const Rule& rule, int64_t limit,
                              const Expired& expired, Offsets* offsets) {

@@ -9,8 +9,8 @@
 namespace sluice::planner {
 namespace {
 
-// MiniMalloc's notation: each letter is a criterion, applied one after another,
-// all descending.
+// Each letter is a criterion of MiniMalloc. A string sorts by its letters'
+// criteria in turn, all descending.
 //   T  most units alive in a slot the item lives in
 //   W  lifetime     A  area         w, a  the same in slots
 //   Z  size         O  items it lives together with
@@ -18,7 +18,8 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// Nodes per item: most mixtures that ever end do so within these.
+// Budget of a mixture in nodes per item. Most mixtures that ever end do so
+// within it.
 constexpr int64_t kMixtureNodes = 2;
 
 // Returns a number uniform in [low, high), the same on every machine.

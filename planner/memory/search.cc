@@ -133,7 +133,8 @@ bool CanonicalSearch::Branch(Part part, Mark last) {
     solved = effect.fits && Continue(Without(part, next.item), next, effect);
     if (solved) break;
     Rewind(before);
-    // Without a hat the placed item blocks none, so another choice cannot help.
+    // If no open item lives together with the placed one, the placed one blocks
+    // none of them, so another candidate cannot help.
     if (stopped_ || !effect.hat) break;
   }
   pool_.resize(first);

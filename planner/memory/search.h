@@ -21,8 +21,9 @@ enum class Verdict {
 };
 
 // Searches depth first over canonical placements: items are placed in ascending
-// (offset, rank), and each rests on 0 or on an item placed before it. Memory:
-// one entry per pair of items that live together.
+// (offset, rank), and each rests on 0 or on an item placed before it. An item
+// is open until it is placed. Memory: one entry per pair of items that live
+// together.
 class CanonicalSearch {
  public:
   explicit CanonicalSearch(const Problem& problem);
@@ -51,11 +52,11 @@ class CanonicalSearch {
     int64_t least;  // the item's least_ before the change
     bool placement;
   };
-  // The effect of a placement on the open items around it.
+  // The effect of placing an item on the open items.
   struct Effect {
-    bool hat = false;  // an open item lives together with it
-    bool cut = false;  // two groups no longer touch in time
-    bool fits = true;  // no item was pushed above the capacity
+    bool hat = false;  // an open item lives together with the placed one
+    bool cut = false;  // open items fell into groups that share no slot
+    bool fits = true;  // no open item was pushed above the capacity
   };
   // A range of open_ with items that touch in time, directly or through others,
   // and the slots that they live in.
@@ -128,7 +129,7 @@ class CanonicalSearch {
 struct SearchResult {
   Verdict verdict = Verdict::kUnknown;
   Offsets offsets;
-  std::string order;  // the order that decided
+  std::string order;  // name of the order that led to the verdict
   int64_t nodes = 0;  // spent
 };
 

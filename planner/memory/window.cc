@@ -10,7 +10,7 @@
 namespace sluice::planner {
 namespace {
 
-// Numbers of items in the windows. The public LLM trace needed 638 items.
+// Numbers of items in the windows.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
 // No wider window is tried after this many placements around frozen windows,
@@ -21,7 +21,8 @@ constexpr size_t kPlacements = 400'000;
 constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
                                             "breadth"};
 
-// Returns items by distance from the peak slot, those alive at it first.
+// Returns all items by distance from the peak slot; items alive in it are
+// first.
 Order ByDistance(const Problem& problem) {
   std::vector<std::pair<int32_t, uint32_t>> distance;
   for (uint32_t k = 0; k < problem.items.size(); ++k) {

@@ -8,9 +8,8 @@
 
 namespace sluice::stream {
 
-// kFa3, kFa4: torch's flash operators run these kernels if the user has
-// activated them. kScores: no kernel runs; the block's scores are materialised
-// (eager attention).
+// kFa3 and kFa4 run in torch's flash operators if the user has activated them.
+// kScores means eager attention: the block's scores are materialised.
 enum class AttentionKernel {
   kAuto,
   kFlash,
@@ -32,8 +31,9 @@ inline constexpr int kCpuCapability = -1;
 
 struct AttentionBlock {
   AttentionKernel asked = AttentionKernel::kAuto;
-  AttentionKernel flash = AttentionKernel::kFlash;  // or kFa3, kFa4
-  // Compute capability, as in DeviceInfo. 0: not known yet.
+  // What torch's flash operators run: kFlash, kFa3 or kFa4.
+  AttentionKernel flash = AttentionKernel::kFlash;
+  // Compute capability, 90 for 9.0; kCpuCapability; or 0 if not known yet.
   int capability = 0;
   // Bytes of an element of q, k and v; 0 if they differ.
   int64_t element_bytes = 0;
@@ -49,7 +49,7 @@ struct AttentionBlock {
 
 // Returns the kernel that computes `block`, never kAuto. kAuto selects cuDNN
 // for bf16 and fp16 on compute capability 9.0: on an H100, with 65,536 rows of
-// 16 heads of 128, it reached 741 TFLOP/s forward and 639 backward, and torch's
+// 16 heads of 128, cuDNN reaches 741 TFLOP/s forward and 639 backward, torch's
 // flash 376 and 335 (`verify --python`, deploy/bundle/measured). Other GPUs
 // were not measured and use flash. Parts of blocks also use flash, because
 // cuDNN builds a plan for each new shape, and documents make new shapes in each

@@ -37,7 +37,8 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// Returns the best size: the largest if the host delays the device at each.
+// Returns the best size, or the largest if the host delays the device at every
+// size.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

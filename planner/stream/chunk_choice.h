@@ -11,29 +11,30 @@ namespace sluice::stream {
 struct ChunkRange {
   int64_t first = 0;  // the size to measure first, in rows
   int64_t least = 0, most = 0;
-  // The smallest chunk that is slower by at most this fraction of the fastest
-  // time is chosen, because it needs less memory.
+  // The search chooses the smallest chunk that takes at most this fraction
+  // longer than the fastest, because smaller chunks need less memory.
   double tolerance = 0;
 };
 
 struct ChunkTrial {
   int64_t rows = 0;
   // Seconds of one step, or of a part of it with the same work for all sizes.
-  // Infinity: the size does not fit.
+  // Infinity if the size does not fit.
   double seconds = 0;
-  double host_seconds = 0;  // while the host was busy; 0: not measured
+  // The part of `seconds` in which the host was busy; 0 if not measured.
+  double host_seconds = 0;
 };
 
 struct ChunkChoice {
-  std::optional<int64_t> next;  // rows to measure; nullopt: the search is over
+  std::optional<int64_t> next;  // rows to measure; unset if the search is over
   int64_t rows = 0;  // the best of the trials; 0 before the first trial
 };
 
 // The search doubles from the first size while a larger one is not slower, or
 // while the host is busy for more than a third of the time; then it halves
 // below the first size. (The host takes the same time per block of attention
-// whatever the size, and must not delay the device.) `trials`: all trials so
-// far, in the order of `next`.
+// whatever the size, and must not delay the device.) `trials` has all trials so
+// far, in order.
 ChunkChoice ChooseChunk(const ChunkRange& range,
                         std::span<const ChunkTrial> trials);
 

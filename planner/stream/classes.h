@@ -38,26 +38,34 @@ enum class Class {
 };
 inline constexpr int kClassCount = 16;
 
-// Which rows of a chunk a rank holds. kTokens: its own rows. In head layout
-// (HeadLayout) kQueries: its part of the chunk's queries; kKeys: all keys of
-// the chunk.
-enum class Rows { kTokens, kQueries, kKeys };
+// Which rows of a chunk a rank holds.
+enum class Rows {
+  kTokens,   // its own rows
+  kQueries,  // in head layout (HeadLayout): its part of the chunk's queries
+  kKeys      // in head layout: all keys of the chunk
+};
 // The elements of a row: the hidden state, this rank's q heads, its k (or v)
 // heads, the FFN's width, or one element per q head.
 enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
-// kActivation: the dtype. kOutput: fp32 or the dtype
-// (StreamOptions::round_output).
-enum class Precision { kActivation, kFp32, kOutput };
-// How long rows live. kLayer: from a layer's forward to its backward, with
-// memory for every layer. kStep: the whole step, in one set per layer and one
-// more. kScratch: during one layer's backward; the next layer overwrites them.
-enum class Life { kLayer, kStep, kScratch };
+enum class Precision {
+  kActivation,  // the dtype
+  kFp32,
+  kOutput  // fp32 or the dtype (StreamOptions::round_output)
+};
+// How long rows live.
+enum class Life {
+  kLayer,   // from a layer's forward to its backward; memory for every layer
+  kStep,    // the whole step; one set per layer and one more
+  kScratch  // during one layer's backward; the next layer overwrites them
+};
 
-// How part of a class can stay in HBM until its next use. kRows: the first of a
-// rank's rows of every chunk stay. kChunks and kWhole are used in place, a
-// whole chunk at a time. kChunks: the last chunks stay, which backward needs
-// first. kWhole: all chunks stay or none.
-enum class Keep { kRows, kChunks, kWhole };
+// How part of a class can stay in HBM until its next use. Classes of kChunks
+// and kWhole are used in place, a whole chunk at a time.
+enum class Keep {
+  kRows,    // the first of a rank's rows of every chunk stay
+  kChunks,  // the last chunks stay, which backward needs first
+  kWhole    // all chunks stay or none
+};
 
 struct ClassTraits {
   Class which;
@@ -142,7 +150,6 @@ static_assert(std::ranges::count_if(kClasses, &ClassTraits::free) ==
                 return Traits(which).free();
               }));
 
-// Returns the sum of `of` over the classes.
 int64_t Sum(std::span<const Class> classes, auto of) {
   int64_t sum = 0;
   for (const Class which : classes) sum += of(which);
@@ -157,7 +164,6 @@ inline constexpr Class kQuerySide[] = {Class::kQ, Class::kOutputGradient,
 inline constexpr Class kSums[] = {Class::kQueryGradient, Class::kKeyGradient,
                                   Class::kValueGradient};
 
-// Returns the class of that name, or null.
 constexpr const ClassTraits* FindClass(std::string_view name) {
   const auto* found = std::ranges::find(kClasses, name, &ClassTraits::name);
   return found == kClasses.end() ? nullptr : found;

@@ -21,24 +21,23 @@ struct ClassFractions {
 };
 using FractionMap = std::map<std::string, ClassFractions>;  // by class
 
-// Returns the fractions of a class: those in `given`, or else a free class is
-// swapped by the fraction `alpha`, any other whole.
+// Returns the class's entry in `given`. Without one, keeps nothing, and swaps
+// the fraction `alpha` of a free class, or all of another class.
 ClassFractions FractionsOf(const FractionMap& given, const ClassTraits& of,
                            double alpha);
 // Returns FractionsOf for every class of the model.
 FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
                           double alpha);
 
-// Returns fractions that keep every class whole, scratch included. A step with
-// these copies nothing.
+// Returns fractions with which a step keeps every class, scratch included.
 FractionMap KeepEverything(const ModelShape& model);
 
-// Returns `given` with every other class of Keep::kChunks added, which keeps
-// the fraction `keep` of its chunks, the last ones, in HBM.
+// Adds an entry for every class of Keep::kChunks that `given` lacks, which
+// keeps the last chunks, the fraction `keep` of all, in HBM.
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
-// Returns `given` with fractions added that drop every other free class after
-// forward, which a step that reruns chunks requires.
+// Adds an entry for every free class that `given` lacks, which drops the class
+// after forward, as a step that reruns chunks requires.
 FractionMap DropFree(const ModelShape& model, FractionMap given);
 
 // Returns `fractions` with `keep` set to 0 for all classes not in `given`. Rows

@@ -13,7 +13,7 @@
 
 namespace sluice::stream {
 
-// Bytes per second of a rank; 0: no limit.
+// Bytes per second of a rank; 0 means no limit.
 struct LinkSpeeds {
   double h2d = 0, d2h = 0;
 };
@@ -38,16 +38,17 @@ struct LayerSeconds {
   double total() const { return forward + tokens + attention; }
 };
 
-// In forward, layers follow each other without a pause. Backward has two phases
-// per layer, between which the rings change their layout: except into early
-// slots (StreamShape::early), a phase fetches nothing before the copies of the
-// phase before are out. So the other copies in of its first chunk and the
-// copies out of its last chunk overlap with no compute of the phase.
+// Returns a layer's times. In forward, layers follow each other without a
+// pause. In backward the rings change their layout between the two phases, so a
+// phase fetches nothing before the previous phase's copies out have ended,
+// except into early slots (StreamShape::early). So its first copies in and its
+// last copies out overlap with none of its compute.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
 // Returns the seconds per step in which backward reruns layers' forward over
-// the first chunks. `keys`, `forward`: their total compute (LayerCompute).
+// the first chunks. `keys` and `forward` are the total compute of the reruns
+// (as in LayerCompute).
 double TimeRerun(const StreamOptions& options, double keys, double forward,
                  const LinkSpeeds& links);
 
@@ -60,7 +61,6 @@ struct EndsCompute {
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links);
 
-// The recorded seconds of each segment kind.
 class RecordedSeconds {
  public:
   explicit RecordedSeconds(const std::vector<plan::SegmentKind>& recorded);
@@ -71,10 +71,10 @@ class RecordedSeconds {
   std::map<std::string, double> once_;  // of one execution, by kind
 };
 
-// Returns the seconds of a step of one sequence. `recorded`: the segments of a
-// step that dropped nothing, with the same chunk size and any number of layers
-// and chunks. Recomputing a dropped class costs its share of the segment that
-// makes it.
+// Returns the seconds of a step of one sequence. `recorded` has the segments of
+// a step that dropped nothing, with the same chunk size and any number of
+// layers and chunks. Recomputing a dropped class costs its share of the segment
+// that makes it.
 double StepSeconds(const StreamOptions& options,
                    const std::vector<plan::SegmentKind>& recorded,
                    const LinkSpeeds& links);

@@ -20,16 +20,16 @@ namespace sluice::stream {
 inline constexpr double kOperationsPerByte = 100;
 // Limit of the head's traffic as a share of the step's computation.
 inline constexpr double kHeadTrafficShare = 0.05;
-// With fewer rows a matrix multiplication leaves units idle.
+// With fewer rows a matrix multiplication leaves compute units idle.
 inline constexpr int64_t kLeastLossRows = 128;
-// With fewer logits a GPU is idle between launches: each call is about twenty
-// kernels, however short. With 128 rows of 256 logits, the loss of 16,384 rows
-// took an H100 44 ms, mostly for launches.
+// With fewer logits a GPU is idle between launches: each call launches about
+// twenty kernels, however short. At 128 rows of 256 logits, the loss of 16,384
+// rows takes an H100 44 ms, mostly for launches.
 inline constexpr int64_t kLeastLogits = 1 << 22;
 // A calibration runs up to two groups of chunks, so groups must be short.
 inline constexpr int64_t kMostLossChunks = 16;
 
-// Returns the rows of logits at a time. `element`: bytes of a weight.
+// Returns the rows of logits at a time. `element` is the bytes of a weight.
 int64_t LossRows(const ModelShape& model, int64_t element);
 
 struct LossCut {

@@ -1,5 +1,4 @@
-// Describes a decoder-only transformer by independent traits, for the run, the
-// desk and the checkpoints. Architectures have no names here.
+// A decoder-only transformer as independent traits, without architecture names.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +21,6 @@ struct Rope {
   bool operator==(const Rope&) const = default;
 };
 
-// The modules that have a bias.
 struct Biases {
   bool norms = false;  // of LayerNorms
   bool q = false, k = false, v = false, o = false;
@@ -39,7 +37,7 @@ struct ModelShape {
   int64_t hidden = 128;
   int64_t heads = 2;
   int64_t kv_heads = 2;
-  std::optional<int64_t> head_size;  // absent: hidden / heads
+  std::optional<int64_t> head_size;  // default: hidden / heads
   int64_t ffn = 344;  // width of one FFN; of one expert, if there are several
   int64_t vocab = 256;
   bool gated = true;  // SwiGLU: a third FFN matrix; else GELU (tanh)
@@ -47,12 +45,12 @@ struct ModelShape {
   NormKind norm = NormKind::kRmsNorm;
   double norm_epsilon = 1e-5;
   std::optional<Rope> rope = Rope{};
-  int64_t max_positions = 0;  // rows of a learned table; 0: no such table
+  int64_t max_positions = 0;  // rows of the learned position table, or 0
   Biases biases;
   bool query_key_norm = false;     // norms of each head, before RoPE (Qwen 3)
   bool parallel_residual = false;  // attention and FFN read one input (NeoX)
-  // Mixture of experts: FFNs per layer, and those that a token uses. 0: one FFN
-  // and no router.
+  // Mixture of experts: FFNs per layer, and those that a token uses. Both are 0
+  // for one FFN without a router.
   int64_t experts = 0;
   int64_t active_experts = 0;
   double init_std = 0.02;
@@ -78,12 +76,12 @@ struct ModelShape {
   }
   // Returns the width of the outputs of the FFN's first matrix products.
   double ffn_width() const { return (gated ? 2.0 : 1.0) * active_ffn(); }
-  // Return the weights of a layer's matrix products; of the FFN's down
-  // projection, of which backward does not need the output; and of the head.
+  // Return the weights of a layer's matrix products, of the FFN's down
+  // projection, and of the head.
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
-  // A layer's FFN weights over all experts, and all weights that it stores.
+  // Return a layer's FFN weights over all experts, and all its weights.
   double expert_weights() const {
     return double(experts) * double(hidden * ffn) * (gated ? 3.0 : 2.0);
   }
@@ -95,7 +93,7 @@ struct ModelShape {
   double skeletal_elements() const;
   double skeletal_others() const;
 
-  // Checks the fields. InvalidArgument: the field, its value and its limit.
+  // Returns InvalidArgument with the wrong field, its value and its limit.
   absl::Status Validate() const;
   // Checks that the streamed C++ layer runs this model on this number of ranks.
   // Refuses unsupported traits by name, and heads that kv_heads do not divide

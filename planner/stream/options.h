@@ -1,5 +1,4 @@
-// The options of one rank's streamed step. The run fills them from flags or a
-// plan, the desk from a question; everything in this folder follows from them.
+// The options of one rank's streamed step, from which this folder computes.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +16,11 @@ constexpr int64_t ElementBytes(Dtype dtype) {
   return dtype == Dtype::kFp32 ? 4 : 2;
 }
 
-// Which side of backward's attention blocks stays in HBM while the other one is
-// streamed. Keys outer: k_i and v_i stay and their gradients are summed in HBM;
-// for each later query chunk q, o, lse and dO are fetched, and dq is fetched
-// and sent (FPDT). Queries outer: the reverse; k, v, dk and dv are copied,
-// which is less if few kv heads serve many q heads.
+// Which side of backward's attention blocks stays in HBM while the other side
+// is streamed. With keys outer (FPDT), k_i and v_i stay and their gradients are
+// summed in HBM; for each later query chunk q, o, lse and dO are fetched, and
+// dq is fetched and sent. Queries outer is the reverse: k, v, dk and dv are
+// copied, which is less if few kv heads serve many q heads.
 enum class BackwardOrder { kKeysOuter, kQueriesOuter };
 
 // Returns whether a step of that order stores the class. The gradients of the
@@ -41,8 +40,8 @@ struct StreamOptions {
   int prefetch_depth = 2;
   BackwardOrder order = BackwardOrder::kKeysOuter;
   // Whether attention's output is stored in the dtype, to which GPU kernels
-  // round it anyway, or in fp32. Backward computes rowsum(dO o) from it, which
-  // must cancel against the blocks' own sums: rounded to bf16, it caused the
+  // round it anyway, or in fp32. Backward computes rowsum(dO o), which must
+  // cancel against the blocks' own sums; an o rounded to bf16 causes the
   // largest error of a GPT's gradients, in k's bias.
   bool round_output = false;
   // Backward reruns forward for this many first chunks, in groups of
@@ -52,17 +51,15 @@ struct StreamOptions {
   // the same requests in every chunk.
   int64_t rerun_chunks = 0;
   int64_t rerun_layers = 1;
-  int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0: half of a chunk's
-  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0: by cost
-                                // (loss_rows.h)
+  int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0 for half of a chunk's
+  int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0 for LossRows
   // Runs only the chunks of the loss's first group, at least two, and of its
   // last group (`--probe`). That runs every segment kind and uses all memory,
   // but the step's loss and gradients mean nothing.
   bool probe = false;
 };
 
-// Checks the options. InvalidArgument, one line: the option, its value and the
-// limit.
+// Returns InvalidArgument with the wrong option, its value and its limit.
 absl::Status Validate(const StreamOptions& options);
 
 }  // namespace sluice::stream

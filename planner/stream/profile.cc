@@ -10,9 +10,9 @@
 namespace sluice::stream {
 namespace {
 
-// Returns the operations per row of a free class over all heads, which give its
-// share of the segment's time. An elementwise operation counts as eight per
-// element.
+// Returns the operations per row that make a free class over all heads, which
+// give its share of the segment's time. Elementwise kernels count as eight
+// operations per element.
 double RowOperations(const ModelShape& model, Class which) {
   const double h = double(model.hidden), f = double(model.ffn);
   const double q = double(model.query_width()), k = double(model.key_width());
@@ -123,10 +123,9 @@ class ProfileBuilder {
     for (const Class which : kLayerClasses) {
       if (shape_.row_bytes(which) == 0) continue;
       const ClassTraits& traits = Traits(which);
-      // Even kept or recomputed rows of k and v are sent for later chunks, and
-      // those of q, k and v are fetched block by block.
+      // Rows of k and v are sent for later chunks even if kept or recomputed,
+      // and rows of q, k and v are fetched block by block.
       const bool fixed_traffic = traits.shared();
-      // The options decide whether the class is kept whole.
       const bool resident = shape_.resident(which);
       profile_.classes.push_back(
           {.name = traits.name,
@@ -139,7 +138,8 @@ class ProfileBuilder {
     }
   }
 
-  // Returns what rounding of rows and alignment per chunk add to the classes.
+  // Returns the bytes that rounding of rows and alignment per chunk add to the
+  // classes.
   Bytes Rounding() const {
     int64_t chunk = 0;
     for (const Class which : kLayerClasses) {
@@ -219,7 +219,7 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// Returns the seconds on a full chunk, or else (not recorded) on the tail.
+// Returns the seconds on a full chunk, or on the tail if that is not recorded.
 double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
   for (const bool full : {true, false}) {
     const auto found = std::ranges::find(recorded, KindOf(which, full),

@@ -11,24 +11,24 @@
 namespace sluice::stream {
 
 // Returns the planner's profile of a streamed step: skeletal classes (bytes and
-// recompute times), fixed traffic, host bytes and windows. `recorded`: the
+// recompute times), fixed traffic, host bytes and windows. `recorded` has the
 // segment kinds of a calibration run with the same chunk size and ranks; their
 // executions are set for `options.layout`. The caller sets job, rank, gpu,
 // numa, transient_capacity and what the user requests.
 plan::RankProfile Profile(const StreamOptions& options,
                           const std::vector<plan::SegmentKind>& recorded);
 
-// The slack of a kind of copies. By the rings (client/torch/stream/chunk_io.h),
-// a copy may start when the slot before its own is free, and compute needs it
-// after it has used the other slots. So the slack is the compute of all slots
-// but one, and the shortest such time if copies of a kind differ.
+// The slack of a kind of copies through a ring
+// (client/torch/stream/chunk_io.h): the compute time from a copy's earliest
+// start until compute needs its data, which is that of all slots but one. If
+// copies of a kind differ, the shortest.
 struct CopyDue {
   const char* label;  // the label of the copies
   double slack_seconds = 0;
 };
 
-// Returns the slack of every kind of copies. `recorded`: the plan's segments
-// with their times; a segment that was not recorded takes no time.
+// Returns the slack of every kind of copies. `recorded` has the plan's segments
+// with their times; a segment that is not in it takes no time.
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded);
 

@@ -7,8 +7,8 @@ namespace sluice::stream {
 namespace {
 
 // Counts a segment's executions in closed form: one per chunk, or one per block
-// off the diagonal. Those with the tail's queries are the tail's; none has its
-// keys.
+// off the diagonal. A block with the tail's queries counts as the tail's; none
+// has the tail's keys.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;
@@ -67,8 +67,8 @@ int64_t OfRerun(const StreamShape& shape,
 }
 
 // Returns the traffic of reruns over all layers. x and earlier k and v are
-// fetched; k, v, o and lse are sent. A group's last layer, before its backward,
-// also sends q, the other layers their output.
+// fetched; k, v, o and lse are sent. A group's last layer also sends q, for its
+// backward; the other layers send their output.
 Traffic CountRerunTraffic(const StreamShape& shape) {
   const int64_t chunks = shape.rerun_chunks, layers = shape.layers_rerun();
   const int64_t groups = layers / shape.rerun_layers;
@@ -173,7 +173,7 @@ LayerTraffic FixedTraffic(const StreamShape& shape) {
   LayerTraffic traffic;
   traffic.rerun = CountTraffic(shape).rerun;
   traffic.forward = {.in = x + blocks.forward, .out = q + kv + again};
-  // x is fetched in forward, once here, and a third time as its class.
+  // CountTraffic fetches four hidden states here. x's class counts one of them.
   traffic.tokens = {
       .in = 3 * x + again + OfRerun(shape, {Class::kO}),
       .out = q + shape.moved_bytes(Class::kOutputGradient) + 2 * x + kv};

@@ -22,9 +22,9 @@ struct Block {
 
 // Return the blocks in the order in which they run. Forward has queries outer,
 // and each row of blocks begins with its diagonal. Backward begins each outer
-// chunk with its diagonal. OuterChunks orders outer chunks so that this
-// diagonal is the last block to add to the chunk's gradients of the inner side.
-// So a chunk's gradients are complete after its blocks as the outer chunk.
+// chunk with its diagonal, in an order of outer chunks in which this diagonal
+// adds last to the chunk's gradients of the inner side. So all gradients of a
+// chunk are complete after its blocks as the outer chunk.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);
@@ -54,10 +54,10 @@ struct LayerTraffic {
   Traffic forward, rerun, tokens, blocks;
 };
 LayerTraffic CountTraffic(const StreamShape& shape);
-// Returns the part of CountTraffic that does not depend on fractions, without
-// the swapped rows of each class, which are sent and fetched once. q, k and v
-// count as if all rows were both stored and recomputed: all of k and v are
-// copied, and at most all of q.
+// Returns the traffic that does not depend on fractions: CountTraffic's without
+// the swapped rows of each class, which are sent and fetched once. Counts all
+// rows of q, k and v as both stored and recomputed; for q that is an upper
+// bound.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
 // Returns the bytes, both ways, that attention's blocks copy in a backward.

@@ -70,7 +70,7 @@ bool Fits(const SettingsQuestion& q, const StreamOptions& options) {
 }
 
 // Swaps only what must be swapped, keeps last chunks in HBM, and reruns as few
-// first chunks as host memory requires, or all if it is too small for any.
+// first chunks as host memory requires, or all if even these do not suffice.
 StreamOptions RunAgain(const SettingsQuestion& q, StreamOptions options) {
   options.alpha = 0;
   options.fractions = DropFree(q.stream.model, q.stream.fractions);

@@ -31,10 +31,9 @@ struct Settings {
   bool operator==(const Settings&) const = default;
 };
 
-// The settings that the user has given or left open, and the available memory.
 struct SettingsQuestion {
-  // As requested, with a negative alpha if it is free. Chunk, prefetch depth,
-  // order and reruns are filled in.
+  // As requested, with a negative alpha if alpha is open. StreamOf fills in
+  // chunk, prefetch depth, order and reruns.
   StreamOptions stream;
   int64_t seq_len = 0;
   std::optional<int64_t> chunk;
@@ -57,15 +56,14 @@ std::vector<Settings> SettingsOf(const SettingsQuestion& question,
 StreamOptions StreamOf(const SettingsQuestion& question,
                        const Settings& settings);
 
-// Returns the step time in seconds. Infinity: the step does not fit, or
+// Returns the step time in seconds, or infinity if the step does not fit or
 // `recorded` is empty.
 double PredictSeconds(const SettingsQuestion& question,
                       const Settings& settings,
                       const std::vector<plan::SegmentKind>& recorded,
                       const LinkSpeeds& links);
 
-// Returns the chunk sizes to measure (ChooseChunk): first a middle one. Few are
-// measured, because each costs a calibration.
+// Returns the range of chunk sizes for ChooseChunk.
 ChunkRange ChunksOf(const SettingsQuestion& question);
 
 // Returns `settings` with all chunks run again (unless the question gives the

@@ -16,7 +16,6 @@ int64_t BucketSize(int64_t elements, int ranks, int64_t most) {
   return DivideUp(DivideUp(elements, rounds * ranks), kLine) * kLine;
 }
 
-// Cuts elements [offset, end) into buckets of `size`.
 std::vector<Bucket> Cut(int64_t offset, int64_t end, int64_t size, int ranks) {
   std::vector<Bucket> buckets;
   for (int64_t at = offset; at < end; at += size) {

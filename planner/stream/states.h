@@ -1,10 +1,11 @@
 // The states of a run: weights in the model's type, gradients in fp32, and
 // AdamW's states, which are divided among the ranks in buckets (ZeRO-1).
 //
-// The flat buffer has parts, in the order in which forward reads them:
-// embedding and learned positions, each layer, final norm and head. Each part
-// is cut into rounds, and a round into one bucket per rank, so a reduce-scatter
-// sums a round's gradients and an all-gather distributes its weights.
+// Weights and gradients are flat buffers with the same parts, in the order in
+// which forward reads them: embedding and learned positions, each layer, final
+// norm and head. Each part is cut into rounds, and a round into one bucket per
+// rank, so a reduce-scatter sums a round's gradients and an all-gather
+// distributes its weights.
 //
 // AdamW's states lie in HBM or in host memory. From host memory they are copied
 // to HBM in units, through a ring.
@@ -43,14 +44,14 @@ std::vector<Round> CutRounds(const ModelShape& model, int ranks);
 std::vector<Bucket> CutBuckets(const ModelShape& model, int ranks);
 
 // How older checkpoints divide the elements into buckets of at most 1 MiB,
-// where bucket b belongs to rank b % ranks. kEven (format 2): in equal buckets,
-// the same number for each rank, up to rounding. kMebibytes (format 1): in full
-// buckets, so rank 0 has all of a small model.
-enum class FormerDealing { kEven, kMebibytes };
+// where bucket b belongs to rank b % ranks.
+enum class FormerDealing {
+  kEven,      // format 2: equal buckets, up to rounding as many for each rank
+  kMebibytes  // format 1: full buckets, so rank 0 has all of a small model
+};
 std::vector<Bucket> CutFormerBuckets(int64_t elements, int ranks,
                                      FormerDealing dealing);
 
-// Returns the number of elements in the rank's buckets.
 int64_t OwnedElements(const ModelShape& model, int ranks, int rank);
 
 enum class StatePlace { kHbm, kHost };
@@ -60,7 +61,7 @@ const char* Name(StatePlace place);  // "hbm", "host"
 // weights are narrower.
 int StateTensors(Dtype dtype);
 
-inline constexpr Bytes kMostUnitBytes = MiB(64);  // over all tensors
+inline constexpr Bytes kMostUnitBytes = MiB(64);  // over all state tensors
 inline constexpr int kStateSlots = 4;             // of the ring
 
 // Returns the elements of a ring slot, which fits the rank's largest unit.
@@ -75,9 +76,9 @@ std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
                                  int ranks, int rank);
 
 // The bytes of one rank's states, as the trainer allocates them: flat buffers
-// of whole lines. `optimizer`: AdamW's part in HBM, which is the ring if its
-// states are in host memory. `host`: leased host memory, in addition to a
-// step's.
+// of whole lines. `optimizer` is AdamW's HBM: its states, or the ring if the
+// states are in host memory. `host` is leased in addition to a step's host
+// memory.
 struct StateBytes {
   Bytes weights, gradients, optimizer, host;
   Bytes hbm() const { return weights + gradients + optimizer; }

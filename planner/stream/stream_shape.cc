@@ -44,7 +44,7 @@ StreamShape::StreamShape(const StreamOptions& options)
 }
 
 // Rounds down, so that the kept part never exceeds its fraction. Hidden states
-// stay by groups of the loss, which fetches a group's chunks together.
+// stay in whole groups of the loss, which fetches a group's chunks together.
 int64_t StreamShape::FirstResident(Class which) const {
   const double keep = fractions(which).keep;
   if (Traits(which).keep == Keep::kRows || keep == 0) return chunks();
@@ -85,7 +85,7 @@ int64_t StreamShape::present_of(Class which, int64_t m, int64_t p) const {
 }
 
 // The first ranks have one row more than the others, so ranks are summed in two
-// groups. (Summing over hundreds of ranks took most of the desk's time.)
+// groups. (A sum over hundreds of ranks would take most of the desk's time.)
 int64_t StreamShape::StoredOf(Class which, int64_t m, int64_t begin,
                               int64_t end) const {
   const int64_t more = std::clamp(rows(m) % ranks, begin, end) - begin;

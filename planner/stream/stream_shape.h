@@ -60,9 +60,9 @@ struct RingSizes {
   }
 };
 
-// How many first slots of a backward phase lie behind the previous phase's
-// Front. They are filled early, while that phase computes its last chunk
-// (StreamState::Prepare in client/torch/stream).
+// The number of first slots of a backward phase, by ring, that lie behind the
+// previous phase's Front. They are filled early, while that phase computes its
+// last chunk (StreamState::Prepare in client/torch/stream).
 struct EarlySlots {
   int64_t inputs = 0, blocks = 0, outer = 0;
 };
@@ -191,8 +191,8 @@ class StreamShape {
   int64_t class_bytes(Class which) const {
     return SumOverChunks([&](int64_t m) { return chunk_bytes(which, m); });
   }
-  // Returns the bytes that are copied when all of the classes is fetched or
-  // sent, in chunk m or in all chunks.
+  // Return the bytes that are copied when all of a class, or of several
+  // classes, is fetched or sent, in chunk m or in all chunks.
   int64_t moved_bytes(Class which, int64_t m) const {
     return resident(which, m) ? 0 : chunk_bytes(which, m);
   }

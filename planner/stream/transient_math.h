@@ -76,8 +76,8 @@ class TransientHeap {
 class TransientMath {
  public:
   using Tensor = TransientHeap::Tensor;
-  // `element` and `output_element`: bytes of an element of weights and
-  // activations, and of attention's stored output.
+  // `element` is the bytes of an element of weights and activations,
+  // `output_element` of attention's stored output.
   TransientMath(TransientHeap* heap, const ModelShape& model, int64_t element,
                 int64_t output_element, const Kernels& kernels)
       : heap_(*heap),
@@ -117,7 +117,7 @@ class TransientMath {
     return out;
   }
 
-  // `gradients`: the number of parts that dY is summed from.
+  // `gradients` is the number of tensors that dY is summed from.
   void NormBackward(int64_t rows, int gradients, bool residual) const {
     if (model_.norm == NormKind::kRmsNorm) return RmsNormBackward(rows);
     const int64_t size = rows * model_.hidden;
@@ -282,10 +282,9 @@ class TransientMath {
     return dx;
   }
 
-  // Calls `call` for the block of a causal block's queries with the keys before
-  // them, and for the blocks into which the rest is halved, down to a few rows.
-  // Halves are whole tiles, so there are few sizes, and one call per size is
-  // enough.
+  // Cuts a causal block as attention_blocks.cc does: into its queries with the
+  // keys before them, and the rest by halves, down to kCausalRows. Calls `call`
+  // once per size; there are few sizes, because halves are whole tiles.
   static void Causal(BlockSize b, auto call) {
     const int64_t before = b.keys - b.queries;
     if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});
@@ -302,7 +301,6 @@ class TransientMath {
     }
   }
 
-  // Return the elements of a block's queries and of its keys.
   int64_t Queries(const BlockSize& b) const {
     return b.queries * b.q_heads * model_.head_dim();
   }

@@ -354,8 +354,8 @@ class TransientSegments {
   const TransientMath math_;
 };
 
-// Simulates the first chunk for all full ones, except off the diagonal the
-// second, which is the first with earlier keys; and the tail.
+// Simulates the tail, and for all full chunks the first, or for blocks off the
+// diagonal the second, because the first has no earlier keys.
 Bytes PeakOf(std::span<const SegmentTraits> segments,
              const StreamOptions& options, const Kernels& kernels) {
   const StreamShape shape(options);

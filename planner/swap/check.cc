@@ -20,10 +20,10 @@ using plan::NodeResources;
 using plan::RankProfile;
 using plan::SkeletalClass;
 
-// Far above any machine's values.
+// Limit of bytes, rates and seconds, far above any machine's.
 constexpr double kMost = 1e18;
 
-// Keeps the first error. Every check is harmless after an error.
+// Keeps the first error. Checks after it are safe and change nothing.
 class SwapChecker {
  public:
   explicit SwapChecker(const SwapProblem& problem) : problem_(problem) {}

@@ -12,8 +12,8 @@ namespace {
 
 using RowKind = CapacityRow::Kind;
 
-constexpr double kFills = 1e-6;    // the plan's promised accuracy
-constexpr double kNoLimit = 1e17;  // no machine has a larger capacity
+constexpr double kFills = 1e-6;    // relative accuracy of a plan's rows
+constexpr double kNoLimit = 1e17;  // a larger capacity stands for no limit
 
 // Rounds to six digits, because an LP's last digits differ between machines.
 double Rounded(double value) {
@@ -76,7 +76,7 @@ std::string Percent(double fraction) {
   return fmt::format("{:.1f} %", 100 * fraction);
 }
 
-// Returns the cost of recomputing, by which classes compete for memory.
+// Returns the cost of recomputing the class, in words.
 std::string Price(const plan::SkeletalClass& c) {
   if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
   const auto bytes = static_cast<double>(c.bytes_per_layer.count());
@@ -182,7 +182,8 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full) {
   bool given = false, chosen = false;
-  std::string own, shared;  // limits of the rank; of its job, for shared ones
+  // FullRow::kind of the rank's limit, and of the job's for shared classes.
+  std::string own, shared;
   const auto first = [](std::string* kept, const FullRow& row) {
     if (kept->empty() || row.kind == "host") *kept = row.kind;
   };

@@ -15,7 +15,7 @@ constexpr double kFixed = 1e-9;  // relative tolerance of a stage's value
 // A sum of all rows' excesses below this is rounding.
 constexpr double kNoJointExcess = 1e-7;
 constexpr double kNoDigits = 1e-11;
-constexpr double kSnap = 1e-9;  // fractions this close to 0 or 1 become it
+constexpr double kSnap = 1e-9;  // fractions this close to 0 or 1 become 0 or 1
 
 double Snap(double fraction) {
   return fraction < kSnap ? 0 : fraction > 1 - kSnap ? 1 : fraction;
@@ -38,9 +38,9 @@ JointProgram::JointProgram(const SwapProblem& problem,
   rows_.solver->StartFrom(hidden->rows_.solver->basis(), /*dual=*/false);
 }
 
-// Minimises the objectives in turn, and fixes each at its optimum within 1e-9.
-// A later objective may use that tolerance, but not beyond `known`, a plan with
-// the same objectives so far.
+// Minimises the objectives in turn, and bounds each by its optimum plus 1e-9
+// before the next. As long as the values of `known` are within these bounds,
+// they are the bounds, so that the answer is not worse than `known`.
 absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
   JointRows& s = rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {
@@ -95,8 +95,9 @@ absl::StatusOr<double> JointProgram::LeastExcess(Answer* answer) {
   return sum;
 }
 
-// On links that mandatory copies overload, a kind may use at most the capacity
-// that the peak rates of the other ranks leave, or its own mandatory rate.
+// On links that mandatory copies overload, bounds the rate of each kind by the
+// capacity that the peak rates of the other ranks leave, or by its own
+// mandatory rate if that is higher.
 absl::Status JointProgram::BoundKinds(const Answer& answer) {
   JointRows& s = rows_;
   if (s.kinds_sum == 0) return absl::OkStatus();
@@ -145,7 +146,7 @@ absl::StatusOr<JointProgram::Answer> JointProgram::Solve(
   SLUICE_ASSIGN_OR_RETURN(const double sum, LeastExcess(&answer));
   answer.feasible = answer.in_time = sum <= kNoJointExcess;
   if (!answer.feasible) {
-    // Memory is a hard limit, links are not: with the excess of memory fixed at
+    // Memory is a hard limit, links are not. With the excess of memory fixed at
     // 0, the least excess of links is that of the mandatory copies.
     answer.fractions = Fractions();
     for (size_t i = 0; i < s.excess.size(); ++i) {

@@ -67,28 +67,30 @@ struct JointRows {
   std::unique_ptr<LinearSolver> solver;
 };
 
-// Builds the LP. `stalls`: passes may be longer than their windows, and `step`
-// and `recompute` count the additional time; columns and rows are the same.
+// Builds the LP. With `stalls`, passes may take longer than their windows, and
+// `step` and `recompute` count the additional time. Columns and rows do not
+// depend on `stalls`.
 JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 
 // Builds and solves the LP of one problem. Thread safety: none.
 class JointProgram {
  public:
-  // `problem` must have passed CheckNodeSwap and outlive the program. With
-  // `hidden`, the program that Solve has solved, this one is for
-  // SolveWithStalls.
+  // `problem` must have passed CheckNodeSwap and outlive the program. If
+  // `hidden`, a program that Solve has solved, is given, builds the program of
+  // SolveWithStalls, which starts from the basis of `hidden`.
   explicit JointProgram(const NodeSwapProblem& problem,
                         const JointProgram* hidden = nullptr);
 
   struct Answer {
     bool feasible = false;    // a plan fits the memory
-    bool in_time = false;     // and its copies fit the links
+    bool in_time = false;     // also its copies fit the links
     NodeFractions fractions;  // those with the least excess if infeasible
     // By row of CapacitiesOf, in the row's unit.
     std::vector<double> excess;
   };
-  // Solves the program without stalls. `known`: the objectives of another plan
-  // that fits, or null. The answer is never worse, not even by rounding.
+  // Solves the program without stalls. `known` has the objectives of another
+  // plan that fits, or is null. The answer is never worse, not even by
+  // rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
   // Solves the program with copies that may take longer than their windows.

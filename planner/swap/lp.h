@@ -36,10 +36,10 @@ struct LinearProgram {
   }
 };
 
-// Solves one program repeatedly, each time from the last basis, for
-// lexicographic stages and "one more". Rows and bounds hold within 1e-11, so
-// scale the program to values and coefficients near 1. Thread safety: none;
-// different solvers may run concurrently.
+// Solves one program repeatedly, each time from the last basis: for several
+// objectives in turn, and with changed bounds. Rows and bounds hold within
+// 1e-11, so scale the program to values and coefficients near 1. Thread safety:
+// none; different solvers may run concurrently.
 class LinearSolver {
  public:
   explicit LinearSolver(const LinearProgram& program);
@@ -58,13 +58,12 @@ class LinearSolver {
   // per unit of the row's upper bound.
   double Price(int row) const;
 
-  // The basis status of each column and row at the last optimum. A basic one is
-  // between its bounds.
+  // Clp's basis status of each column and row at the last optimum.
   using Basis = std::vector<unsigned char>;
   Basis basis() const;
   // Makes the next solve start from `basis`, which must be of a program with
-  // the same columns and rows. `dual`: the next solve uses the dual simplex,
-  // which is faster if bounds have changed since the basis was optimal.
+  // the same columns and rows. With `dual` it uses the dual simplex, which is
+  // faster if bounds have changed since the basis was optimal.
   void StartFrom(const Basis& basis, bool dual);
 
  private:

@@ -17,8 +17,8 @@ struct Line {
   double slope = 0;
 };
 
-// Returns whether the tensor's swapped fraction is alpha. With a given fraction
-// to keep, the rest is recomputed.
+// Returns whether the tensor's swapped fraction is alpha. A tensor with a
+// requested fraction to keep is not free: its rest is recomputed.
 bool IsFree(const SwapProblem::Tensor& tensor) {
   return tensor.must == SwapProblem::Must::kNothing && tensor.recompute_s &&
          !tensor.given.swap && tensor.given.keep.value_or(0) == 0;
@@ -58,7 +58,7 @@ Fractions AtAlpha(const SwapProblem::Rank& rank, double alpha) {
   return fractions;
 }
 
-// Returns a rank's swapped bytes. `layers` returns how many layers of a tensor
+// Returns a rank's swapped bytes. `layers(tensor)` is the number of layers to
 // count.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
@@ -182,7 +182,7 @@ class OneRank {
 // nothing changes, because a lowered alpha may affect further ranks through
 // another tensor.
 void MakeEqual(const SwapProblem& problem, std::vector<double>* alphas) {
-  // By shared name, the ranks with a tensor of that name that follows alpha.
+  // The ranks with a free tensor of each shared name.
   std::map<std::string, std::vector<size_t>> sharing;
   for (size_t r = 0; r < problem.ranks.size(); ++r) {
     for (const SwapProblem::Tensor& tensor : problem.ranks[r].tensors) {

@@ -14,9 +14,10 @@ namespace {
 
 using SwapProblem = NodeSwapProblem;
 
-// An excess below this is rounding.
+// An excess, or a relative difference of steps, below this is rounding.
 constexpr double kNoNodeExcess = 1e-9;
-// Stalls are an estimate, so they must gain at least this part of the step.
+// StepWithStalls is an estimate, so exposing copies must gain at least this
+// part of the step.
 constexpr double kWorthStalling = 0.01;
 
 // Returns the indices of `items` in the order of their keys.
@@ -90,7 +91,7 @@ bool IsWorthStalling(const SwapProblem& problem, const NodeFractions& hidden,
          StepWithStalls(problem, hidden) * (1 - kWorthStalling);
 }
 
-// `stalls`: the step includes waits for copies.
+// With `stalls`, the step includes waits for copies.
 SwapObjective PricedObjective(const SwapProblem& problem,
                               const NodeFractions& fractions, bool stalls) {
   SwapObjective objective = ObjectiveOf(problem, fractions);
@@ -98,8 +99,8 @@ SwapObjective PricedObjective(const SwapProblem& problem,
   return objective;
 }
 
-// Sets one_more of full rows; an LP's optimum does not change with another row.
-// `stalls`: the objectives of `program` include stalls.
+// Sets one_more of full rows; more capacity of another row does not change the
+// LP's optimum. With `stalls`, the objectives of `program` include stalls.
 absl::Status BuyJoint(const SwapProblem& problem,
                       const NodeFractions& fractions, bool stalls,
                       JointProgram* program, std::vector<CapacityRow>* rows) {
@@ -148,7 +149,7 @@ class Planner {
         program.Solve(result_.memo ? &result_.memo->objective : nullptr));
     if (joint.feasible) {
       result_.joint = ObjectiveOf(problem_, joint.fractions);
-      // If both are equal except for rounding, MEMO's is the simpler one.
+      // If MEMO's plan is as good, it is used, because it is simpler.
       if (result_.memo && NotWorse(result_.memo->objective, *result_.joint)) {
         result_.joint = result_.memo->objective;
         joint.fractions = memo.fractions;

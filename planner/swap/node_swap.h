@@ -17,7 +17,7 @@
 
 namespace sluice::planner {
 
-// One per tensor of a rank, or per class of its profile.
+// One entry per tensor of a rank, or per class of its profile.
 using Fractions = std::vector<plan::TokenFractions>;
 
 struct NodeSwapProblem {
@@ -31,7 +31,8 @@ struct NodeSwapProblem {
     int64_t id = 0;
     double host_budget_bytes = 0;
   };
-  // A limit of a group of ranks, in addition to those of NUMA nodes.
+  // A limit of the host memory of a group of ranks, in addition to the budgets
+  // of NUMA nodes.
   struct Host {
     std::string name;
     double budget_bytes = 0;
@@ -41,15 +42,16 @@ struct NodeSwapProblem {
     std::string name;
     size_t kind = 0;   // index into the rank's kinds
     double bytes = 0;  // per layer of that kind
-    // Seconds per layer for all tokens, if the tensors before it are available.
-    // Unset: it cannot be recomputed.
+    // Seconds per layer to recompute the tensor for all tokens from the tensors
+    // before it. Unset if it cannot be recomputed.
     std::optional<double> recompute_s;
     Must must = Must::kNothing;
     // `…_fixed_bytes` count its copies, so swapping it costs only host memory.
     bool traffic_in_fixed = false;
     bool can_keep = true;
     plan::GivenFractions given;
-    // Tensors with the same name here, on any rank, have the same fractions.
+    // Tensors with the same `shared`, on any rank, get the same fractions.
+    // Empty if the tensor is not shared.
     std::string shared;
   };
   // Equal layers of a rank. Copies of a layer overlap only with its own
@@ -59,7 +61,8 @@ struct NodeSwapProblem {
     int64_t layers = 0;
     int64_t resident_layers = 0;
     // Windows: the measured wall times of a layer's passes, including waits.
-    // Above 0, except for a backward that copies nothing (of frozen layers).
+    // Above 0, but backward_layer_s may be 0 if backward copies nothing, as in
+    // frozen layers.
     double forward_layer_s = 0;
     double backward_layer_s = 0;
     // Traffic per layer that does not depend on the plan.
@@ -84,7 +87,7 @@ struct NodeSwapProblem {
   std::vector<Rank> ranks;
 };
 
-// kHidden: kJoint without plans that expose copies because that is faster.
+// kHidden is kJoint, but does not expose copies even if that is faster.
 enum class SwapPolicy { kJoint, kHidden, kMemo };
 
 // The objectives, in the order in which they are minimised.
@@ -97,7 +100,7 @@ struct SwapObjective {
 struct RankSwap {
   double added_s = 0;  // seconds of recomputation in the rank's step
   double step_s = 0;
-  double stall_s = 0;    // compute waits for copies; not in step_s
+  double stall_s = 0;    // waits for copies, in addition to step_s
   bool slowest = false;  // no other rank's step is longer
   Fractions tensors;
 };
@@ -110,24 +113,24 @@ struct CapacityRow {
   double used = 0;      // bytes/s if the row is a link's, else bytes
   double capacity = 0;  // in the same unit as `used`
   bool binds = false;   // full within 1e-6
-  // Missing capacity as a fraction of `capacity` (of 1 GiB or 1 GB/s if that is
-  // 0). Set for memory if no plan fits, for a link also if copies overload it.
+  // Missing capacity as a fraction of `capacity` (of 1 GiB or 1 GB/s if
+  // `capacity` is 0). Set for memory if no plan fits, for a link also if copies
+  // overload it.
   double excess = 0;
   // By how much each objective falls if the row gets one more GB/s or GiB.
-  // Later objectives may rise when earlier ones fall.
+  // Negative if an objective rises because an earlier one falls.
   SwapObjective one_more;
 };
 
 struct NodeSwapResult {
   bool feasible = false;  // under the requested policy
-  // Whether all copies are hidden by the windows. If not, because mandatory
-  // copies exceed a link (then no other copies are added) or exposed copies are
-  // faster than recomputing, the step takes `stall_s` longer than the objective
-  // says.
+  // Whether the windows hide all copies. False if mandatory copies overload a
+  // link, or if exposing copies is faster than recomputing. The step then takes
+  // `stall_s` longer than `joint` says.
   bool in_time = true;
   double stall_s = 0;
   // Set if the plan exposes copies because that is faster: the slowest rank's
-  // step, including stalls, under the plan without such copies.
+  // step, including stalls, in the kHidden plan.
   std::optional<double> hidden_step_s;
   std::optional<SwapObjective> joint;
   struct Memo {

@@ -22,7 +22,7 @@ using plan::RankProfile;
 using plan::SkeletalClass;
 
 constexpr double kUnlimitedBytes = 1e18;
-// The window of a forward that was not measured, which hides no copies.
+// Seconds of the window of a forward that was not measured.
 constexpr double kUnmeasured = 1e-9;
 
 // ---- The profiles as an LP's problem ----------------------------------------
@@ -131,8 +131,8 @@ Node::Node(const std::vector<RankProfile>& profiles,
       hides_nothing.back().push_back(HidesNothing(p, k));
     }
   }
-  // Limits of host memory have names, so all ranks share one NUMA node without
-  // a limit.
+  // Host memory is limited by resources.hosts, so all ranks are on one NUMA
+  // node without a limit.
   problem.numa.push_back({0, kUnlimitedBytes});
   for (size_t r = 0; r < profiles.size(); ++r) AddRank(r);
   for (const LinkCapacity& link : resources.links) AddLink(link);
@@ -237,7 +237,8 @@ constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
 constexpr double kNothing = 1e-6;    // a smaller fraction is rounding
 constexpr double kCutDigits = 1e-7;  // tolerance for link rates
 
-// Rounds down to a step, except an LP's rounding.
+// Rounds down to a multiple of kStep. A fraction that is within 1e-4 of a step
+// below a multiple, as by an LP's rounding, becomes that multiple.
 double CutDown(double fraction) {
   const double steps = std::floor(fraction / kStep + 1e-4);
   return std::clamp(steps * kStep, 0.0, 1.0);
@@ -249,9 +250,9 @@ double Most(const std::vector<CopyRates>& kinds, double CopyRates::*way) {
   return most;
 }
 
-// Returns whether the ranks' rates stay within the link's capacity, or those of
-// the mandatory copies if they are higher, whichever kinds run at the same
-// time.
+// Returns whether the ranks' rates stay within the link's capacity, whichever
+// kinds run at the same time. If mandatory copies exceed the capacity, their
+// rate is the limit.
 bool LinkHolds(const Node& node, const LinkCapacity& link,
                const std::vector<Fractions>& all) {
   std::vector<std::vector<CopyRates>> used, least;  // rank of the link, kind
@@ -303,8 +304,9 @@ bool FitsResources(const Node& node, const std::vector<Fractions>& all,
   return true;
 }
 
-// Rounds the LP's fractions down, then lowers them by `steps_back` steps.
-// `fill`: a class of which the LP recomputes nothing is swapped whole.
+// Rounds the LP's fractions down, then lowers them by `steps_back` steps. With
+// `fill`, a class of which the LP recomputes nothing swaps all that is not
+// kept.
 std::vector<Fractions> CutAll(const Node& node, const NodeSwapResult& result,
                               bool fill, int steps_back) {
   std::vector<Fractions> all = node.given_only;
@@ -336,7 +338,7 @@ std::vector<Fractions> CutFractions(const Node& node,
   std::vector<Fractions> all = CutAll(node, result, /*fill=*/true, 0);
   const bool stalls = result.hidden_step_s.has_value();
   if (FitsResources(node, all, stalls)) return all;
-  // The rounded fractions may be a step too high.
+  // Fractions may still be too high, by an LP's rounding or by `fill`.
   for (int back = 0; back < 64; ++back) {
     all = CutAll(node, result, /*fill=*/false, back);
     if (FitsResources(node, all, stalls)) return all;

@@ -1,6 +1,5 @@
-// Plans what the ranks of a node keep, swap and recompute, class by class, in
-// fractions that the runtime can use, and explains it in words (internal to the
-// planner).
+// Plans what the ranks of a node keep, swap and recompute, class by class, and
+// explains the plan in words (internal to the planner).
 #pragma once
 
 #include <string>
@@ -14,7 +13,6 @@
 
 namespace sluice::planner {
 
-// The chosen fractions of a rank, with plan::RankPlan's field names.
 struct RankFractions {
   std::vector<plan::ClassPlan> classes;  // in the profile's order
   double alpha = 0;
@@ -29,11 +27,11 @@ struct FractionsPlan {
   std::vector<plan::PlanLimit> limits;
 };
 
-// Solves one LP (node_swap.h) over the profiles of all jobs. Shared classes of
-// a job get one fraction; requested fractions are obeyed; settled ranks do not
-// change. Chosen fractions are multiples of 1/4096, and the host limits and
-// `gpu_room` hold to the byte. `gpu_room`: the bytes that each rank may keep on
-// its GPU in addition to its transient buffers.
+// Solves one LP (node_swap.h) over the profiles of all jobs. A shared class has
+// the same fractions on all ranks of its job. Requested fractions are obeyed,
+// and settled ranks do not change. Chosen fractions are multiples of 1/4096,
+// and the host limits and `gpu_room` hold to the byte. `gpu_room` has the bytes
+// that each rank may keep on its GPU in addition to its transient buffers.
 absl::StatusOr<FractionsPlan> PlanFractions(
     const std::vector<plan::RankProfile>& profiles,
     const plan::NodeResources& resources, const std::vector<Bytes>& gpu_room);
@@ -50,10 +48,11 @@ absl::Status CheckProfiles(const std::vector<plan::RankProfile>& profiles,
 plan::GivenFractions GivenOf(const plan::RankProfile& profile,
                              const plan::SkeletalClass& skeletal);
 
-// Returns the given fractions of all classes; what is open is recomputed.
+// Returns the given fractions of all classes. Open fractions are recomputed.
 Fractions GivenOnly(const plan::RankProfile& profile);
 
-// Return the swapped and the kept bytes of all layers.
+// Return the bytes in host memory (swapped, and the profile's host_fixed), and
+// the bytes that are kept on the GPU.
 Bytes HostBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 Bytes KeptBytesOf(const plan::RankProfile& profile, const Fractions& fractions);
 inline double AsDouble(Bytes bytes) {
@@ -70,8 +69,8 @@ bool HidesNothing(const plan::RankProfile& profile, size_t kind);
 std::string RankName(const std::vector<plan::RankProfile>& profiles,
                      size_t rank);
 
-// Returns the use of links, host limits and GPUs that keep something, and the
-// gain from one more unit of each.
+// Returns the use of links, host limits, and GPUs that can keep classes, and
+// the gain from one more unit of each.
 std::vector<plan::PlanLimit> LimitsOf(const NodeSwapProblem& problem,
                                       const NodeSwapResult& result);
 
@@ -97,8 +96,8 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full);
 
-// Returns one line per class: why it is kept, swapped or recomputed. `stalls`:
-// the plan exposes copies because that is faster.
+// Returns one line per class: why it is kept, swapped or recomputed. `stalls`
+// says whether the plan exposes copies because that is faster.
 std::vector<std::string> WhyOf(const plan::RankProfile& profile,
                                const Fractions& fractions,
                                const std::vector<FullRows>& full, bool stalls);

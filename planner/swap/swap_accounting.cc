@@ -10,7 +10,7 @@ namespace {
 using SwapProblem = NodeSwapProblem;
 using RowKind = CapacityRow::Kind;
 
-constexpr double kBinds = 1e-6;  // a plan's promised accuracy
+constexpr double kBinds = 1e-6;  // relative accuracy of a plan's rows
 constexpr double kSlowest = 1e-9;
 
 // Bytes of all layers, by place.
@@ -57,7 +57,6 @@ CopyRates RatesOf(const SwapProblem::Kind& kind, double copied) {
           .total = most(&CopyRates::total)};
 }
 
-// Returns the maximum rates over all kinds.
 CopyRates PeakRates(const SwapProblem::Rank& rank, const Fractions& fractions) {
   CopyRates peak;
   for (const CopyRates& rates : RatesOfKinds(rank, fractions)) {
@@ -105,7 +104,7 @@ double PassSeconds(double window, double bytes, double rate,
 }
 
 // Returns the seconds by which one layer that swaps `copied` bytes exceeds its
-// windows. `links`: the rows of the rank's links; `rates`: its peak rates.
+// windows. `links` are the rows of the rank's links, `rates` its peak rates.
 double LayerStall(const std::vector<CapacityRow>& links, const CopyRates& rates,
                   const SwapProblem::Kind& kind, double copied) {
   const PassBytes bytes(kind, copied);

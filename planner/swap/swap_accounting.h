@@ -1,5 +1,5 @@
-// Computes the effects of a node's fractions: plain arithmetic on the rows of
-// README.md, separate from the LP that chose them (internal to the planner).
+// Computes the rates, the use of capacities and the objectives of given
+// fractions, without the LP that chose the fractions (internal to the planner).
 #pragma once
 
 #include <vector>
@@ -22,7 +22,7 @@ double WindowSeconds(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
 // Copy rates in bytes per second by direction, in the pass that needs more,
-// while layers of one kind run.
+// while layers of one kind run. In PassBytes: bytes.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;
@@ -35,7 +35,7 @@ struct PassBytes {
 };
 std::vector<CopyRates> RatesOfKinds(const NodeSwapProblem::Rank& rank,
                                     const Fractions& fractions);
-// Returns the maximum rates over kinds if everything is swapped that may be.
+// Returns the maximum rates over kinds if the rank swaps all that it may swap.
 CopyRates RatesIfSwapped(const NodeSwapProblem::Rank& rank);
 // Returns the rate of the direction that a link's row limits.
 double RateOf(const CopyRates& rates, const CapacityRow& row);
@@ -47,7 +47,8 @@ std::vector<CapacityRow> CapacitiesOf(const NodeSwapProblem& problem);
 bool Uses(const NodeSwapProblem& problem, size_t r, const CapacityRow& row);
 // Returns whether the row is in bytes and not in bytes per second.
 bool IsMemory(const CapacityRow& row);
-// UnitOf returns the unit of an excess, OneMore the size of "one more".
+// UnitOf returns the unit of `excess`: the capacity, or OneMore if it is 0.
+// OneMore returns 1 GiB or 1 GB/s.
 double UnitOf(const CapacityRow& row);
 double OneMore(const CapacityRow& row);
 // Returns the problem with OneMore added to a row's capacity.

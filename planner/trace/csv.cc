@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kNoColumn = SIZE_MAX;
 
-// Indices of the columns. `offset` is of an earlier plan.
+// Indices of the columns. An `offset` column, from an earlier plan, is dropped.
 struct Columns {
   size_t id = kNoColumn, lower = kNoColumn, upper = kNoColumn, size = kNoColumn;
   size_t offset = kNoColumn, alignment = kNoColumn, gaps = kNoColumn;
@@ -73,7 +73,7 @@ class CsvReader {
     return absl::OkStatus();
   }
 
-  // Reads a row's alignment. The trace's is the largest of its rows.
+  // Reads a row's alignment. The trace gets the largest alignment of its rows.
   absl::Status ReadAlignment(const std::vector<std::string_view>& fields) {
     if (columns_.alignment == kNoColumn) return absl::OkStatus();
     const std::string_view field = fields[columns_.alignment];

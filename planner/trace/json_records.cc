@@ -112,7 +112,7 @@ class RecordHandler : public nlohmann::json_sax<json> {
   }
 
   bool Value(JsonField::Kind kind, auto text) {
-    // A value inside an array of a record is no field of the record.
+    // A value inside an array in a record is no field of the record.
     const int level = depth_ - array_depth_;
     if (depth_ == 1 && !root_is_array_ && query_.root_value != nullptr &&
         key_ == query_.root_field) {

@@ -1,6 +1,5 @@
-// Reads the objects of one array of a JSON document as a stream (internal to
-// planner/trace), because the DOM of a profiler's trace of hundreds of MB would
-// not fit in memory.
+// Streams the objects of one array of a JSON document, which may be too large
+// for a DOM in memory (internal to planner/trace).
 #pragma once
 
 #include <cstdint>
@@ -14,7 +13,6 @@
 
 namespace sluice::planner {
 
-// A field of a record, with its value as text.
 struct JsonField {
   enum class Kind { kMissing, kInteger, kNumber, kText, kOther };
   Kind kind = Kind::kMissing;
@@ -32,7 +30,8 @@ struct RecordQuery {
   bool root_array = false;  // the root may also be the array
   // "name", or "args.Addr" for a field of an object inside the record.
   std::vector<std::string> fields;
-  // A number of the root object to read too, and where its text is stored.
+  // A field of the root object to read as well; its text goes to `root_value`,
+  // unless that is null.
   std::string root_field;
   std::string* root_value = nullptr;
 };

@@ -85,7 +85,8 @@ class HiddenTexts : public std::streambuf {
   std::array<char, 64 << 10> block_;
 };
 
-// Returns the name of torch's DeviceType, or its number if it is unknown.
+// Returns a device's name, such as "cuda:0". `type` is torch's DeviceType; an
+// unknown type is named by its number.
 std::string DeviceName(int64_t type, int64_t id) {
   static const std::map<int64_t, const char*> kTypes = {
       {1, "cuda"}, {6, "hip"},  {9, "xla"},  {12, "xpu"},
@@ -187,7 +188,7 @@ class PyTorchReader {
     event.device = DeviceIndexOf(DeviceName(type, id));
     Before& before = before_[static_cast<size_t>(event.device)];
     if (event.nanoseconds < before.nanoseconds) {
-      // `total`: the device's total bytes after the event, if the event has it.
+      // `total` is the device's allocated bytes after the event, if given.
       before = {event.nanoseconds,
                 std::clamp<int64_t>(total, 0, kMaxTraceBytes) -
                     std::min(event.bytes, kMaxTraceBytes)};
@@ -251,8 +252,8 @@ class PyTorchReader {
 
   // Pairs allocations and frees by address. Request k is at time k + 1. Buffers
   // that are freed without an allocation are born at time 0. Bytes that are
-  // alive before the first event (`before`) and never freed become one buffer,
-  // because weights do not move.
+  // alive before the first event (`before`) and never freed, such as weights,
+  // become one buffer that lives throughout.
   absl::Status Pair(int64_t before) {
     std::vector<Life> lives;
     std::unordered_map<uint64_t, size_t> alive;

@@ -36,8 +36,8 @@ constexpr size_t kPrefixBytes = 64 << 10;
 class Sniffed : public std::streambuf {
  public:
   explicit Sniffed(std::streambuf* from) : from_(from) { Fill(); }
-  // Returns whether reading failed, even if the bytes so far look like a whole
-  // input.
+  // Returns whether reading failed. The bytes read before the failure may look
+  // like a whole input.
   bool failed() const { return failed_; }
   std::string_view prefix() const {
     return {gptr(), static_cast<size_t>(egptr() - gptr())};
@@ -66,8 +66,7 @@ class Sniffed : public std::streambuf {
   std::array<char, kPrefixBytes> block_;
 };
 
-// Returns the format that the first known key belongs to. Sluice writes keys in
-// a fixed order.
+// Returns the format that the first known key belongs to.
 TraceFormat JsonFormat(std::string_view prefix) {
   for (const std::string& key : RootKeys(prefix)) {
     if (key == "[" || key == "traceEvents") return TraceFormat::kPyTorch;

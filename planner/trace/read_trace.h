@@ -18,20 +18,17 @@
 
 namespace sluice::planner {
 
-// A trace with the names from its file. The planner plans `trace`; messages and
-// output use the names.
+// A trace, with names from its file for messages and output.
 struct NamedTrace {
   plan::Trace trace;
-  // names[k] is the name of trace.buffers[k], without control characters. Names
-  // are distinct if the format's names are (a request log's id that is
-  // allocated again after its free becomes "7#2").
+  // names[k] is the name of trace.buffers[k], without control characters. The
+  // second allocation of a request log's id 7 is named "7#2".
   std::vector<std::string> names;
   // The unit of trace time, for output: "requests", "lines", "time".
   std::string time_unit = "time";
   // The source, for output: "MiniMalloc CSV", "PyTorch trace, cuda:0".
   std::string source;
-  // A CSV's header and rows as in the file, without line ends and without its
-  // own `offset` column. The output repeats them.
+  // A CSV's header and rows, without an `offset` column. PlanCsv repeats them.
   std::string csv_header;
   std::vector<std::string> csv_rows;
   // Notes for the user about assumptions made where the input is ambiguous.
@@ -58,13 +55,13 @@ struct TraceOptions {
   std::optional<Bytes> alignment;  // default: 1 for CSV, else 512
 };
 
-// Reads a stream. Memory grows with the number of requests and not with the
-// file (except for kProfile, which is decoded as a whole, up to 256 MiB).
+// Reads a trace from a stream. Memory grows with the number of requests; for
+// kProfile, with the size of the input, which may be 256 MiB.
 absl::StatusOr<NamedTrace> ReadTrace(std::istream& in,
                                      const TraceOptions& options);
 
-// Returns a CSV's rows with an `offset` column added, with one offset per
-// buffer. For other formats, returns rows of id,lower,upper,size,offset.
+// Returns the plan as CSV, with one row and one entry of `offsets` per buffer:
+// the input's rows if it was a CSV, else id,lower,upper,size; then `offset`.
 std::string PlanCsv(const NamedTrace& named, const std::vector<Bytes>& offsets);
 
 }  // namespace sluice::planner

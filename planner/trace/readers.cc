@@ -69,7 +69,7 @@ std::string CleanName(std::string name) {
   return name;
 }
 
-// Reads a line. std::getline would read one of any length.
+// Not std::getline, which would read a line of any length.
 bool Lines::Get() {
   line_.clear();
   std::streambuf& from = *in_.rdbuf();

@@ -14,8 +14,8 @@
 
 namespace sluice::planner {
 
-// A reader of one format, as read_trace.h and README.md specify it. `in` is at
-// the first byte of the input; sizes are rounded up to `alignment`.
+// A reader of one format; README.md specifies the formats. `in` is at the first
+// byte of the input. `alignment` becomes the trace's alignment.
 using TraceReader = absl::StatusOr<NamedTrace>(std::istream& in,
                                                const TraceOptions& options,
                                                Bytes alignment);
@@ -24,7 +24,7 @@ TraceReader ReadCsvTrace, ReadRequestLog, ReadPyTorchTrace, ReadProfile;
 // Limit of the size of a buffer, and of all sizes of a trace together, so that
 // sums over a trace are exact in int64.
 inline constexpr int64_t kMaxTraceBytes = int64_t{1} << 60;
-// Limit of a time, positive or negative.
+// Largest absolute value of a time.
 inline constexpr int64_t kMaxTraceTime = plan::kMaxTime;
 // Value of `upper` for a buffer that has not been freed yet.
 inline constexpr int64_t kStillAlive = INT64_MIN;
@@ -37,8 +37,8 @@ class TraceBuilder {
   size_t size() const { return out_.names.size(); }
   NamedTrace& out() { return out_; }
 
-  // Adds a buffer. Close sets `upper` later if it is kStillAlive.
-  // The message of InvalidArgument has no line number: the reader adds it.
+  // Adds a buffer. If `upper` is kStillAlive, Close or Take sets it later. The
+  // message of InvalidArgument has no line number; the caller adds it.
   absl::Status Add(std::string name, int64_t lower, int64_t upper,
                    int64_t bytes);
   void Close(size_t buffer, int64_t upper) {
@@ -54,16 +54,16 @@ class TraceBuilder {
   int64_t total_ = 0;
 };
 
-// A position in the input. At returns InvalidArgument "FILE:LINE:COLUMN: text".
 struct Place {
   std::string file;
-  int64_t line = 0;
-  int64_t column = 0;  // 0: the whole line
+  int64_t line = 0;    // 0 means the whole file
+  int64_t column = 0;  // 0 means the whole line
 };
+// Returns InvalidArgument "FILE:LINE:COLUMN: text".
 absl::Status At(const Place& place, const std::string& text);
 
-// Returns `text` in quotes for messages, shortened, with '?' for control
-// characters.
+// Returns `text` in quotes for messages, shortened, with '?' for characters
+// other than printable ASCII.
 std::string Quoted(std::string_view text);
 
 // Replaces the characters of a name that a row of the plan cannot have:
@@ -78,7 +78,7 @@ bool ParseInt(std::string_view text, T* value, int base = 10) {
   return error == std::errc() && at == end;
 }
 
-// Limit of a line's length, which bounds memory. Longer lines are refused.
+// Limit of a line's length, which bounds memory.
 inline constexpr size_t kMaxLineBytes = 64 << 10;
 
 // Reads a text input line by line, with line numbers.
@@ -88,8 +88,8 @@ class Lines {
   Lines(std::istream& in, std::string file)
       : in_(in), place_{.file = std::move(file)} {}
 
-  // Reads the next line that is not blank, without its end, a trailing CR, or a
-  // byte order mark. Returns false at the end or on an error (status()).
+  // Reads the next line that is not blank, without LF, CRLF and byte order
+  // mark. Returns false at the end or on an error (status()).
   bool Next();
   const std::string& line() const { return line_; }
   int64_t number() const { return place_.line; }

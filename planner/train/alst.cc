@@ -1,6 +1,6 @@
 // ALST as published (Arctic Long Sequence Training, arXiv 2506.13996, in
-// DeepSpeed and ArcticTraining): Ulysses with whole attention; ZeRO-3 with the
-// optimizer in host memory; whole layers recomputed, with their inputs
+// DeepSpeed and ArcticTraining): Ulysses without attention chunks; ZeRO-3 with
+// the optimizer in host memory; whole layers recomputed, with their inputs
 // offloaded to host memory; MLP and loss computed in tiles of the sequence.
 #include <algorithm>
 
@@ -12,8 +12,7 @@ namespace {
 
 // Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
 // host memory if the shard would leave little room (as in ALST's one-GPU
-// recipe) or does not fit. So a larger GPU is never worse: it can offload what
-// a smaller one offloads.
+// recipe) or does not fit.
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);

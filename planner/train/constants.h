@@ -4,17 +4,17 @@
 
 namespace sluice::planner::train {
 
-// --- Memory that activations may use, as a fraction of the GPU's ------------
-// The rest is for the context, communicators' buffers, workspaces and the loss
+// --- Memory that tensors may use, as a fraction of the GPU's ----------------
+// The rest is for the context, communicators' buffers, workspaces and the waste
 // of two-level plans. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here) and not
 // 1152K; its full recomputation with a plan fits 640K and not 768K.
 inline constexpr double kPlannedMemory = 0.907;
 // A caching allocator without a plan loses more, because blocks cut for one
-// size do not serve another. Megatron-LM 7B, TP 4 x CP 2: 384K fits, 512K does
-// not; Ulysses 7B: 256K and not 384K, 65B: 1280K and not 1408K.
+// size do not serve another. Megatron-LM 7B on TP 4 x CP 2 fits 384K and not
+// 512K, Ulysses 7B 256K and not 384K, Ulysses 65B 1280K and not 1408K.
 inline constexpr double kCachedMemory = 0.765;
-// FPDT loses little, because its states are static and its chunks few: 70B on
-// 16 A100-80GB has 70.6 GB of states and 1M tokens.
+// FPDT loses little, because its states are static and its chunks few. 70B fits
+// 1M tokens on 16 A100-80GB, with 70.6 GB of states on each.
 inline constexpr double kFpdtMemory = 0.96;
 // ALST's recipes set expandable segments, which lose little to fragmentation.
 inline constexpr double kAlstMemory = 0.90;
@@ -108,24 +108,24 @@ inline constexpr double kUpipeRing = 16;
 inline constexpr double kUpipeRotary = 8;
 // ALST's tile of 1 GB of fp32 logits, with softmax and gradient.
 inline constexpr double kAlstLogits = 2e9;
-// A larger shard of weights and gradients goes to host memory, as in ALST's
-// one-GPU recipes.
+// A fraction of the usable GPU memory. A larger shard of weights and gradients
+// goes to host memory, as in ALST's one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
-// The Python package's tensors at the peak, in a chunk's backward: hidden
-// states, and tensors as wide as the FFN, as torch's profiler counts them on
-// the CPU in transformers' Llama in bf16 (15 and 6.0, by chunks of 512 to 2,048
-// rows); and, as wide as the queries, the fetched tensors in leased GPU memory:
-// those of this chunk and the next one, and k, v and fp32 dk, dv of two chunks.
+// The Python package's tensors at the peak, in a chunk's backward. Hidden
+// states and tensors as wide as the FFN: torch's profiler counts 15 and 6.0 on
+// the CPU, in transformers' Llama in bf16 with chunks of 512 to 2,048 rows.
+// Tensors as wide as the queries, in leased GPU memory: those fetched for this
+// chunk and the next, and k, v and fp32 dk, dv of two chunks.
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
-// Its head computes so many rows at a time that the logits take this many
-// hidden states of a chunk, at least kPythonHeadRows
-// (client/python/sluice/hf/head.py).
+// The package's head computes logits in blocks of rows. A block's logits take
+// as much memory as kPythonHeadHiddens hidden states of a chunk, but it has at
+// least kPythonHeadRows rows (client/python/sluice/hf/head.py).
 inline constexpr double kPythonHeadHiddens = 8;
 inline constexpr double kPythonHeadRows = 256;
-// Its bytes per token on each rank: ids, labels, shifted labels, positions and
-// the two ends of the visible interval, and masks of 33 keys (all int64).
+// The package's bytes per token on each rank: ids, labels, shifted labels,
+// positions, the two ends of the visible interval, and masks of 33 keys.
 inline constexpr double kPythonTokenBytes = 8 * (6 + 33);
 // Bytes per parameter of a unit's summed fp32 gradients and their bf16 copy.
 inline constexpr double kPythonSums = 6;
@@ -139,9 +139,9 @@ inline constexpr double kBackwardMoves = 40;
 inline constexpr double kExpertMoves = 4;
 // The fraction of kForwardMoves that precede forward's last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// Sluice's engine python, with ATen's kernels one operation at a time, in fp32
-// for norms and sums: counted in Llama's code in bf16, in hidden states and in
-// tensors as wide as the FFN. (passes.h counts them for engine trainer.)
+// The same for engine python, which runs ATen's kernels, one per operation, in
+// fp32 for norms and sums. Counted in Llama's code in bf16, in hidden states
+// and in tensors as wide as the FFN. (passes.h counts for engine trainer.)
 inline constexpr double kPythonForwardMoves = 54;
 inline constexpr double kPythonForwardWide = 7;  // also in recomputation
 inline constexpr double kPythonRecomputedMoves = 46;

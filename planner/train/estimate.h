@@ -50,7 +50,7 @@ struct Breakdown {
   double total() const;
 };
 
-// Peak bytes by class, on the GPU that needs most.
+// Peak bytes by use, on the GPU that needs most.
 struct GpuMemory {
   double states = 0;     // weights, gradients, optimizer
   double skeletal = 0;   // tensors that forward keeps for backward
@@ -68,8 +68,8 @@ std::string_view ReasonName(Reason reason);  // "ok", "gpu_memory", …
 struct Estimate {
   bool fits = false;
   Reason reason = Reason::kOk;
-  // If the step does not fit, the figures below serve only to compare settings
-  // and are no estimate. With kHeads, no division of the heads exists.
+  // If the step does not fit, the speeds below serve only to compare settings
+  // and are no estimate.
   double mfu = 0;  // a fraction, by MEMO's definition
   double tokens_per_gpu_per_s = 0;
   double step_s = 0;
@@ -81,8 +81,8 @@ struct Estimate {
   Breakdown breakdown;
   GpuMemory memory;
   LayerTimes layer;  // of one layer and one sequence
-  // A caching allocator would reorganise at this size, judging by another
-  // machine. The cost on this machine is unknown and not included.
+  // Whether a caching allocator would reorganise at this size, as on MEMO's
+  // machine. The cost is unknown on this machine, and not included.
   bool reorganisation_unknown = false;
 };
 

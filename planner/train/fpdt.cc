@@ -15,9 +15,8 @@ namespace {
 constexpr double kBlockIn = 5;
 constexpr double kBlockOut = 2;
 
-// Offloads optimizer states (ZeRO-Offload) if, even sharded, they leave too
-// little room or do not fit. So a larger GPU is never worse: it can offload
-// what a smaller one offloads.
+// Offloads optimizer states (ZeRO-Offload) if the sharded states leave too
+// little room or do not fit.
 void OffloadStates(const Request& request, StepParts& parts) {
   if (parts.memory.states < kFpdtStatesOnGpu * parts.gpu_usable_bytes &&
       parts.memory.total() <= parts.gpu_usable_bytes) {
@@ -30,7 +29,7 @@ void OffloadStates(const Request& request, StepParts& parts) {
                        request.hardware.host_link_bytes_per_s;
 }
 
-// Returns the factor by which ranks wait for one with an additional head.
+// Returns the heads of the rank with the most, as a multiple of the mean.
 double HeadImbalance(const Request& request, double sp) {
   const double heads = double(request.model.heads);
   return std::ceil(heads / sp) * sp / heads;

@@ -15,7 +15,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// A key of the file, in its order.
+// A number of a profile. kKeys has the order of the file.
 struct HardwareKey {
   const char* table;
   const char* name;
@@ -50,7 +50,6 @@ constexpr HardwareKey kKeys[] = {
 constexpr std::string_view kHeadDim = "attention_head_dim";  // in table kernels
 constexpr int64_t kMostHeadDim = 1024;
 
-// Aliases of profile names.
 constexpr std::pair<std::string_view, std::string_view> kOtherNames[] = {
     {"a100-80g", "dgx-a100"}, {"a100-40g", "dgx-a100-40g"}};
 
@@ -105,7 +104,8 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// Reads attention_head_dim and finishes the optional keys of table kernels.
+// Reads attention_head_dim, and checks and completes the optional keys of table
+// kernels.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {

@@ -15,8 +15,7 @@
 namespace sluice::planner::train {
 
 // Attention over heads of at most this dimension is slower, because it computes
-// twice as many softmax values per FLOP (an H100 by cuDNN, though with other
-// shapes: 481 TFLOP/s forward at 64, 741 at 128).
+// twice as many softmax values per FLOP as over heads of 128.
 inline constexpr int64_t kNarrowHead = 64;
 
 struct Hardware {
@@ -38,18 +37,17 @@ struct Hardware {
   // them. Default: half of matmul_efficiency, because TF32's peak is half of
   // bf16's in NVIDIA's data sheets from A100 on.
   double matmul_fp32_efficiency = 0;
-  // Attention's efficiencies with heads of at most kNarrowHead dimensions. 0:
-  // not known, and the two values above are used.
+  // Attention's efficiencies with heads of at most kNarrowHead dimensions. 0 if
+  // not known; then attention_*_efficiency are used.
   double narrow_forward_efficiency = 0;
   double narrow_backward_efficiency = 0;
   // Factor on attention's efficiencies for torch's own flash attention, which
   // method ring runs.
   double torch_attention = 1;
-  // Head dimension with which attention_*_efficiency were measured. 0: not
+  // Head dimension with which attention_*_efficiency were measured, or 0 if not
   // known.
   int64_t attention_head_dim = 0;
 
-  // The node and its links.
   int64_t gpus_per_node = 0;
   double host_memory_bytes = 0;
 
@@ -63,11 +61,11 @@ struct Hardware {
   double ring_bytes_per_s = 0;
 
   // Seconds that a caching allocator's reorganisation costs per byte of the
-  // tensors that pass through it. 0: not measured, and not included.
+  // tensors that pass through it. 0 if not measured; estimates then leave it
+  // out.
   double reorganisation_s_per_byte = 0;
 
-  // Return the efficiency of attention over heads of `head_dim` dimensions, and
-  // whether it was not measured for them.
+  // Return the efficiency of attention over heads of `head_dim` dimensions.
   double AttentionForward(int64_t head_dim) const {
     return narrow(head_dim) ? narrow_forward_efficiency
                             : attention_forward_efficiency;
@@ -76,6 +74,8 @@ struct Hardware {
     return narrow(head_dim) ? narrow_backward_efficiency
                             : attention_backward_efficiency;
   }
+  // Returns whether that efficiency was measured over heads of another width
+  // class (at most kNarrowHead, or wider).
   bool OtherHeads(int64_t head_dim) const;
 
   bool operator==(const Hardware&) const = default;

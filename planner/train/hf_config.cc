@@ -19,12 +19,12 @@ using plan::FieldReader;
 constexpr size_t kMostBytes = 16 << 20;
 
 // Traits and defaults of a family, from its configuration class in
-// transformers. 0 means: as many kv heads as heads; heads of hidden / heads
-// dimensions.
+// transformers.
 struct Family {
   std::string_view name, causal_model;
+  // 0 stands for as many kv heads as heads, and a head_dim of hidden / heads.
   int64_t kv_heads = 0, head_dim = 0;
-  const char* experts = "";  // the field with their number, of a mixture
+  const char* experts = "";  // a mixture's field with the number of experts
 };
 constexpr Family kHfFamilies[] = {
     {"llama", "LlamaForCausalLM"},
@@ -95,7 +95,7 @@ class Reader {
   int64_t Whole(const char* key, int64_t otherwise) {
     return Given(key) ? Whole(key) : otherwise;
   }
-  // Null means `null_value`, which differs from the family's default.
+  // An absent field means `absent`, a null field `null_value`.
   int64_t Whole(const char* key, int64_t absent, int64_t null_value) {
     return fields_.Has(key) ? Whole(key, null_value) : absent;
   }
@@ -158,8 +158,8 @@ class Reader {
         "model_type", {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox",
                        "mixtral", "qwen3_moe"}));
   }
-  // Returns the model's properties that are not counted, one sentence each.
-  // Call it after all counted fields are read.
+  // Returns sentences about the fields that the estimate does not follow. Call
+  // it after all counted fields are read.
   std::vector<std::string> Notes(const Family& family) const {
     std::vector<std::string> notes;
     std::string others;

@@ -11,17 +11,17 @@ namespace sluice::planner::train {
 
 inline constexpr double kElementBytes = 2;  // bf16
 
-// Returns one layer's kernel times when `gpus` GPUs share a sequence. `causal`:
-// attention skips masked blocks; else it computes the whole square.
+// Return one layer's kernel times when `gpus` GPUs share a sequence. If
+// `causal`, attention skips masked blocks; else it computes the whole square.
 PassTimes ForwardKernels(const Request& request, double gpus, bool causal);
 PassTimes BackwardKernels(const Request& request, double gpus, bool causal);
 // Returns the kernel times of recomputing a layer from its input for `fraction`
 // of the tokens, except attention and the FFN's output.
 PassTimes RecomputeKernels(const Request& request, double gpus,
                            double fraction);
-// Set the elementwise times to those of ATen's kernels, one operation at a
-// time, as sluice's engine python runs them, or to those of engine trainer's
-// (passes.h). Backward recomputes `fraction` of the tokens.
+// Set the elementwise times. UnfusedKernels is for engine python, which runs
+// ATen's kernels, one per operation; FusedKernels is for engine trainer's
+// kernels (passes.h). Backward recomputes `fraction` of the tokens.
 void UnfusedKernels(const Request& request, double gpus, double fraction,
                     LayerTimes& layer);
 void FusedKernels(const Request& request, double gpus, double fraction,
@@ -41,10 +41,11 @@ double LinkBandwidth(const Hardware& hardware, double gpus);
 double CollectiveBandwidth(const Hardware& hardware, double gpus,
                            double groups = 1);
 
-// Return the layers of the largest pipeline stage, the GPUs of a node that this
-// run uses, and the host memory that the daemon would let a node pin.
+// Returns the layers of the largest pipeline stage.
 double StageLayers(const Request& request, const Settings& settings);
+// Returns the GPUs of one node that the run uses.
 double GpusInNode(const Request& request);
+// Returns the host memory that a daemon pins at most on one node.
 double PinnableBytes(const Request& request);
 
 // Returns the exposed part of a copy: max(0, link_s - hidden_under_s).
@@ -77,9 +78,10 @@ Estimate Assemble(const Request& request, const Settings& settings,
 
 // --- Ulysses sequence parallelism and ZeRO ----------------------------------
 
-// Return the seconds of receiving `bytes` in equal parts from `ranks` ranks,
-// including itself; and those of a pass's all-to-alls of q, k, v and o.
+// Returns the seconds in which a rank receives `bytes`, in equal parts from all
+// `ranks` ranks including itself.
 double AllToAllSeconds(const Hardware& hardware, double bytes, double ranks);
+// Returns the seconds of one pass's all-to-alls of q, k, v and o.
 double ExchangeSeconds(const Request& request, double sp);
 
 // Returns the bytes of weights, gradients and optimizer states on a GPU.
@@ -88,14 +90,16 @@ double ZeroStates(const Request& request, int zero, double gradient_bytes);
 // Adds ZeRO's traffic. Data that is not sharded is sent once per step. From
 // stage 2 on, gradients are sent per layer and sequence, and with stage 3 also
 // weights, `weight_passes` times; both overlap with a layer's compute, except
-// for `busy_s`, when other traffic has the link. Call it after the kernels.
+// for `busy_s` seconds, in which other traffic uses the link. Call it after the
+// kernel times are set.
 void AddZero(const Request& request, int zero, int weight_passes,
              double gradient_bytes, StepParts& parts, double busy_s = 0);
 
-// AddTiledMlp adds a third forward of the tiled MLP, which ALST and UPipe run
-// inside its backward. AddInputCopies adds the copies of a layer's input, which
-// is offloaded and fetched on the compute stream, so the copies are exposed.
+// Adds a third forward of the tiled MLP, which ALST and UPipe run inside the
+// MLP's backward.
 void AddTiledMlp(const Request& request, double gpus, LayerTimes& layer);
+// Adds the copies of a layer's offloaded input. They run on the compute stream,
+// so they are exposed.
 void AddInputCopies(const Request& request, double gpus, LayerTimes& layer);
 
 // Return the step of method sluice for each engine. Settings must be complete.

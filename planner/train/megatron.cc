@@ -71,7 +71,8 @@ double MegatronStates(const Request& request, const ParallelGroup& group,
   const auto shared_from = [&](int stage) {
     return settings.zero >= stage ? shards : 1;
   };
-  // The states of experts that are spread over ranks are shared by fewer ranks.
+  // Spreading experts does not change the optimizer states of a GPU: it has
+  // fewer experts, but their states are divided into fewer shards.
   const double all = ParametersPerGpu(request, settings, 1);
   if (request.method == Method::kRing) return all * kFsdpStates / shards;
   return ParametersPerGpu(request, settings, settings.ep) *
@@ -116,7 +117,7 @@ void AddStep(const Request& request, const ParallelGroup& group,
               ComputeBesideRing(request, group, parts.layer));
 }
 
-// Stage 3 gathers the weights of two layers and the gradients of one.
+// ZeRO-3 gathers the weights of two layers and the gradients of one.
 double GatheredBytes(const Request& request, const ParallelGroup& group,
                      const Settings& settings) {
   if (settings.zero < 3 || group.dp * group.cp == 1) return 0;

@@ -9,7 +9,8 @@ bool LayerNorms(const ModelShape& model) {
   return model.norm == stream::NormKind::kLayerNorm;
 }
 
-// Tables of cos and sin: computed by ATen in fp64 (16), read for q and k.
+// Tables of cos and sin: 16 for ATen's computation in fp64, 2 each for q's and
+// k's reads.
 const Passes kTables = {.head = 16 + 2 + 2};
 const Passes kResidual = {.hidden = 3};
 
@@ -64,7 +65,8 @@ Passes RecomputedPasses(const ModelShape& model) {
 }
 
 Passes BackwardPasses(const ModelShape& model, stream::BackwardOrder order) {
-  // The inner side's gradients are summed in fp32, and copied when complete.
+  // Gradients of the inner loop's tensors (q, or k and v) are summed in fp32,
+  // and copied when complete.
   const Passes moved = order == stream::BackwardOrder::kKeysOuter
                            ? Passes{.query = 4}
                            : Passes{.key = 8};

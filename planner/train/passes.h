@@ -21,8 +21,8 @@ struct Passes {
   double Elements(const stream::ModelShape& model) const;
 };
 
-// A layer's forward. `stored`: the norms' outputs are kept or sent to the host;
-// else they are dropped.
+// A layer's forward. With `stored` the norms' outputs are kept or sent to the
+// host, else they are dropped.
 Passes ForwardPasses(const stream::ModelShape& model, bool stored);
 // Recomputation in backward if all free classes were dropped.
 Passes RecomputedPasses(const stream::ModelShape& model);

@@ -201,7 +201,7 @@ Evidence EvidenceOf(const Request& request) {
     }
   }
   for (const PublishedRow& row : PublishedRows()) {
-    // ALST's rows are no evidence, because its constants were fitted to them.
+    // ALST's constants were chosen with all of its rows in view.
     if (!row.judged || row.method != request.method ||
         row.method == Method::kAlst ||
         !IsShipped(request.hardware, row.hardware)) {

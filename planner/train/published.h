@@ -17,7 +17,7 @@ struct PublishedCell {
   std::string model;  // a name for FindModel
   int64_t gpus = 0;
   int64_t seq_len = 0;
-  std::optional<double> mfu_percent;  // unset: it ran out of memory
+  std::optional<double> mfu_percent;  // unset if it ran out of memory
   Method method = Method::kMemo;
   GivenSettings settings;  // empty if the paper gives none
 };
@@ -34,15 +34,15 @@ struct PublishedLength {
 // A figure that a publication reports for its own system.
 struct PublishedRow {
   std::string publication, model, hardware;
-  std::optional<double> host_bytes;  // per node; unset: the profile's
+  std::optional<double> host_bytes;  // per node; unset for the profile's value
   int64_t gpus = 0;
   int64_t seq_len = 0;  // 0 if `quantity` is "longest"
   int64_t global_batch = 1;
-  std::optional<Method> method;  // unset: no method models the system
+  std::optional<Method> method;  // unset if no method models the system
   GivenSettings settings;
   std::string quantity;  // "tokens/s/gpu", "mfu_pct" (points), "longest"
   double value = 0;
-  bool judged = false;  // false: a constant was fitted to it
+  bool judged = false;  // false if a constant was fitted to the figure
 };
 
 // Returns the cells of MEMO's tables 3 to 7, in the files' order.
@@ -53,8 +53,8 @@ std::vector<PublishedRow> PublishedRows();
 // The profile of the machine on which MEMO's tables were measured.
 inline constexpr const char* kMemoHardware = "a800-80g";
 
-// Citations of the tables that validate a method's figures on a machine. Empty:
-// not validated.
+// Citations of the tables that validate a method's figures on a machine; empty
+// if no table does.
 struct Evidence {
   std::string speed;   // for MFU, tokens/s, step seconds
   std::string memory;  // for what fits and the longest sequence

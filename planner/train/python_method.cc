@@ -1,8 +1,9 @@
-// The Python package: layers of the user's model run chunk by chunk, with
-// hidden states in host memory, each layer a unit of FSDP2, and sluice.AdamW's
-// states in HBM or host memory (client/python/DESIGN.md has the formula of host
-// bytes). A layer's backward reruns, from the last chunk to the first, the
-// chunk's forward without attention, then runs its backward.
+// Models engine python, the Python package: layers of the user's model run
+// chunk by chunk, with hidden states in host memory, each layer a unit of
+// FSDP2, and sluice.AdamW's states in HBM or host memory
+// (client/python/DESIGN.md has the formula of host bytes). A layer's backward
+// goes from the last chunk to the first; it reruns a chunk's forward without
+// attention, then runs its backward.
 #include <algorithm>
 #include <cmath>
 
@@ -25,7 +26,8 @@ struct Rank {
     const double tokens = double(request.seq_len);
     const stream::ChunkLayout layout(request.seq_len, settings.chunk,
                                      settings.sp);
-    // Rounded up: heads that do not divide appear only in estimates.
+    // Rounded up, because an estimate may have an sp that does not divide
+    // heads.
     const int64_t q = (model.heads + settings.sp - 1) / settings.sp;
     const int64_t group = model.heads / model.kv_heads;
     const int64_t kv = q % group == 0 ? q / group : group % q == 0 ? 1 : q;
@@ -63,8 +65,9 @@ double HostBytesPerNode(const Request& request, const Settings& settings) {
          GpusInNode(request);
 }
 
-// Adds a pass's copies. Both directions run at once, and overlap with compute
-// and exchanges (`beside` seconds), except for the first chunk's fetch.
+// Sets a pass's copies of `in` and `out` bytes. Both directions run at once,
+// and overlap with compute and exchanges (`beside` seconds), except for the
+// `first` bytes, which are fetched for the first chunk.
 void AddCopies(const Request& request, double in, double out, double first,
                PassTimes& pass, double beside) {
   const double link = request.hardware.host_link_bytes_per_s;
@@ -75,7 +78,7 @@ void AddCopies(const Request& request, double in, double out, double first,
 
 void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      LayerTimes& layer) {
-  const double before = (rank.chunks - 1) / 2;  // mean of earlier chunks
+  const double before = (rank.chunks - 1) / 2;  // mean number of earlier chunks
   PassTimes& up = layer.forward;
   PassTimes& back = layer.backward;
   AddCopies(request, rank.inputs + rank.keys * before, rank.inputs + rank.saved,
@@ -90,7 +93,8 @@ void AddPythonCopies(const Request& request, const Rank& rank, double sp,
                      double(request.model.layers);
 }
 
-// Reruns the whole layer for the first tokens, with attention among them.
+// Adds a rerun of the whole layer for the first tokens, with the attention
+// among them.
 void AddPythonRerun(const Request& request, const Rank& rank,
                     LayerTimes& layer) {
   if (rank.again == 0) return;
@@ -119,8 +123,8 @@ GpuMemory PythonMemory(const Request& request, const Settings& settings,
       settings.states == stream::StatePlace::kHbm
           ? share * kOptimizerBytes
           : kPythonBuckets * double(stream::kMostUnitBytes.count());
-  // Summed gradients of a layer and of the head; two gathered layers and one
-  // scattered; the parameters outside layers.
+  // Summed gradients of a layer and of the head. ZeRO-3 adds the weights of two
+  // gathered layers, the gradients of one, and the parameters outside layers.
   memory.buffers = (model.layer_weights() + model.head_weights()) * kPythonSums;
   if (settings.zero >= 3) {
     memory.buffers +=

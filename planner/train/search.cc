@@ -38,7 +38,8 @@ std::vector<int64_t> Chunks(const Request& request,
   return chunks;
 }
 
-// Returns the ratio of needed to available memory, of GPU or host, if larger.
+// Returns the ratio of needed to usable memory, for the GPU or the host,
+// whichever is larger.
 double Overdraft(const Estimate& estimate) {
   double worst = estimate.gpu_peak_bytes / estimate.gpu_usable_bytes;
   if (estimate.host_usable_bytes > 0) {
@@ -65,7 +66,7 @@ double LeastSeconds(const Request& request) {
           HeadSeconds(request, 1));
 }
 
-// Tries all settings that a division of the GPUs leaves open.
+// Tries all values of the settings that Candidates leaves open.
 class Search {
  public:
   Search(const Request& request, const GivenSettings& given)
@@ -92,7 +93,8 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // Larger alphas need more of both memories, so they do not fit either.
+        // Larger alphas need more GPU and host memory, so they do not fit
+        // either.
         if (!TryRecomputes(settings)) break;
       }
     }
@@ -119,8 +121,8 @@ class Search {
       for (const Settings& placed :
            PlaceChunks(request_, settings, given_.keep)) {
         const Estimate estimate = Judge(placed);
-        // A larger alpha needs more of both memories, apart from rounding of
-        // rows.
+        // A larger alpha needs more GPU and host memory, apart from rounding of
+        // rows (hence 1.01).
         full = placed.rerun_chunks > 0 ||
                estimate.reason == Reason::kGpuMemory ||
                estimate.host_bytes_per_node > 1.01 * estimate.host_usable_bytes;
@@ -130,7 +132,7 @@ class Search {
   }
 
   // Tries recomputation and interleaving. Returns whether any combination fits.
-  // Less recomputation and a smaller bubble are faster and need more memory.
+  // The first values are the fastest and need the most memory.
   bool TryRecomputes(Settings settings) {
     bool fits = false;
     for (const Recompute recompute : Recomputes(request_, given_)) {

@@ -15,17 +15,17 @@
 namespace sluice::planner::train {
 
 // Returns the estimate of the fastest settings that fit, among all that `given`
-// allows, on all or some of the GPUs (settings.gpus()). If none fits, returns
-// that of the settings that exceed memory by the least. `reason` is kHeads if
-// no division of the heads exists. MFU and tokens per GPU count idle GPUs of
-// the request too.
+// allows, on all or some of the GPUs (settings.gpus()). If no settings fit,
+// returns the estimate of those that exceed memory by the least. `reason` is
+// kHeads if no settings divide the heads. MFU and tokens per GPU count idle
+// GPUs of the request too.
 absl::StatusOr<Estimate> BestEstimate(const Request& request,
                                       const GivenSettings& given);
 
 struct LongestSequence {
-  int64_t tokens = 0;               // a multiple of kLengthStep; 0: none fits
-  Reason stopped_by = Reason::kOk;  // kOk: everything up to kLongest fits
-  Estimate at;  // the estimate at `tokens`, or at kLengthStep if that is 0
+  int64_t tokens = 0;  // a multiple of kLengthStep, or 0 if none fits
+  Reason stopped_by = Reason::kOk;  // kOk if kLongest fits
+  Estimate at;  // at `tokens`, or at kLengthStep if `tokens` is 0
 };
 inline constexpr int64_t kLengthStep = 64 << 10;
 inline constexpr int64_t kLongest = int64_t{256} << 20;
@@ -51,15 +51,16 @@ struct Remedy {
 absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
                                                  const GivenSettings& given);
 
-// Why the best settings of a request, `asked`, leave GPUs idle.
+// Why the best settings of a request leave GPUs idle.
 struct IdleGpus {
   int64_t gpus = 0;
-  // True: no number of ranks that can share a sequence's attention heads, times
-  // a divisor of the number of sequences, equals the number of GPUs. False:
-  // using all of them takes longer or does not fit.
+  // True if no number of ranks that can share a sequence's attention heads,
+  // times a divisor of the number of sequences, equals the number of GPUs.
+  // False if using all GPUs takes longer or does not fit.
   bool by_heads = false;
   std::optional<int64_t> batch;  // sequences per step that would use all GPUs
 };
+// `asked` is the estimate of BestEstimate.
 IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
                  const Estimate& asked);
 

@@ -17,7 +17,8 @@ namespace {
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
 // Returns whether the settings of MEMO's tables (ZeRO 1, full recomputation, no
-// interleaving) apply: on their machine, where reorganisation was measured.
+// interleaving) apply: only on the tables' machine, the only one for which the
+// cost of reorganisation is known.
 bool AsPublished(const Request& request) {
   return request.hardware.reorganisation_s_per_byte > 0;
 }
@@ -47,16 +48,16 @@ bool Allows(const std::optional<int64_t>& given, int64_t value) {
   return !given || *given == value;
 }
 
-// sluice-train cuts rows if the heads do not divide. FPDT's table has 40 and 56
-// heads at batch 1 on any number of GPUs, so its all-to-all supports uneven
-// heads.
+// Returns whether the ranks can share the heads. sluice-train cuts rows if its
+// ranks do not divide the heads. FPDT's table has 40 and 56 heads at batch 1 on
+// any number of GPUs, so its all-to-all supports uneven heads.
 bool HeadsDivide(const Request& request, const Settings& s) {
   if (Trainer(request, s)) return s.sp <= kMostRanks;
   if (request.method == Method::kFpdt) return s.sp <= request.model.heads;
   return request.model.heads % (s.tp * s.sp) == 0;
 }
 
-// Returns a setting in `given` that the engine lacks, or "".
+// Returns a message about a setting in `given` that the engine lacks, or "".
 std::string Lacks(Engine engine, const GivenSettings& given) {
   const bool trainer = engine == Engine::kTrainer;
   const int64_t zero = trainer ? 1 : 3;
@@ -183,7 +184,8 @@ class Enumeration {
       return;
     }
     for (const int stage : Stages(request_, given_, s)) {
-      // Spread experts are sharded over other ranks than the rest.
+      // Spread experts are sharded over fewer ranks than the rest, which is
+      // modelled for stage 1 only.
       if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
@@ -297,8 +299,8 @@ std::vector<Recompute> Recomputes(const Request& request,
   return {std::begin(kRecomputes), std::end(kRecomputes)};
 }
 
-// Every piece has the same number of layers, and the sequences are processed in
-// rounds of one per stage (Megatron-LM, interleaved 1F1B).
+// Every piece has the same number of layers, and sequences are processed in
+// rounds of as many as there are stages (Megatron-LM, interleaved 1F1B).
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {

@@ -24,8 +24,8 @@ absl::StatusOr<ModelShape> FindModel(std::string_view name);
 std::vector<std::string> ModelNames();
 
 // Reads a Hugging Face config.json (model_type llama, mistral, qwen2, qwen3,
-// gpt2, gpt_neox, mixtral, qwen3_moe). `source`: the file's name in messages.
-// `notes`, if given, gets one sentence per property of the file that the shape
+// gpt2, gpt_neox, mixtral, qwen3_moe). `source` is the file's name in messages.
+// `notes`, if given, gets sentences about fields of the file that the shape
 // cannot express.
 absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
     std::string_view json, std::string_view source,
@@ -46,8 +46,8 @@ struct Request;
 struct Settings;
 struct StepParts;
 
-// Each method has its step here (defined in its own source), its row in
-// kMethodTraits, and its row in README.md. Settings must be complete.
+// Each method has a step function here, a row in kMethodTraits, and a row in
+// README.md. `settings` must be complete.
 StepParts MegatronStep(const Request& request, const Settings& settings);
 StepParts MemoStep(const Request& request, const Settings& settings);
 StepParts UlyssesStep(const Request& request, const Settings& settings);
@@ -59,8 +59,8 @@ StepParts SluiceStep(const Request& request, const Settings& settings);
 struct MethodTraits {
   std::string_view name;
   std::string_view what = "";  // shown after the name in help
-  std::string_view degrees;    // flags that divide its GPUs, for messages
-  int zero = 0;                // its only ZeRO stage; 0: it has several
+  std::string_view degrees;    // the flags of its degrees of parallelism
+  int zero = 0;                // its only ZeRO stage; 0 if it has several
   bool alpha = false;          // it swaps a fraction of the tokens
   bool chunk = false;          // it cuts sequences into chunks
   bool recompute = false;      // recomputation is a choice
@@ -116,18 +116,18 @@ inline constexpr auto kMethods = [] {
 std::string_view MethodName(Method method);
 absl::StatusOr<Method> FindMethod(std::string_view name);
 
-// The program that runs method sluice. kTrainer: sluice-train; its ranks share
-// every sequence and shard only optimizer states (ZeRO-1). kPython: the Python
-// package, which streams a model under FSDP2 (ZeRO-3) with sluice.AdamW.
+// The program that runs method sluice. kTrainer is sluice-train: its ranks
+// share every sequence and shard only optimizer states (ZeRO-1). kPython is the
+// Python package: it streams a model under FSDP2 (ZeRO-3) with sluice.AdamW.
 enum class Engine { kTrainer, kPython };
 inline constexpr Engine kEngines[] = {Engine::kTrainer, Engine::kPython};
 
 std::string_view EngineName(Engine engine);  // "trainer" or "python"
 absl::StatusOr<Engine> FindEngine(std::string_view name);
 
-// What backward recomputes of a layer in megatron and ring. kNone: nothing.
-// kSelective: the outputs of elementwise kernels, and in ring also those of
-// every second matmul. kFull: the whole layer, from its input.
+// What backward recomputes of a layer in megatron and ring: kSelective the
+// outputs of elementwise kernels, and in ring also those of every second
+// matmul; kFull the whole layer from its input.
 enum class Recompute { kNone, kSelective, kFull };
 inline constexpr Recompute kRecomputes[] = {
     Recompute::kNone, Recompute::kSelective, Recompute::kFull};
@@ -142,16 +142,18 @@ struct Settings {
   Engine engine = Engine::kTrainer;  // sluice only
   int64_t tp = 1, cp = 1, sp = 1, dp = 1, pp = 1;
   int zero = 1;
-  // memo, sluice: the fraction of the tokens with their other skeletal tensors
-  // in host memory; the rest is recomputed.
+  // memo, sluice: the swapped fraction of the tokens, for skeletal tensors that
+  // are not always swapped. The other tokens are recomputed.
   double alpha = 0;
   bool resident = false;  // sluice: everything stays in HBM
-  stream::StatePlace states = stream::StatePlace::kHbm;  // sluice: of AdamW
-  int64_t chunk = 0;  // fpdt, sluice: tokens over all ranks
+  // sluice: where AdamW's states are.
+  stream::StatePlace states = stream::StatePlace::kHbm;
+  int64_t chunk = 0;  // fpdt, sluice: tokens of a chunk, over all ranks
   // sluice: the number of first chunks that backward runs again, and the number
-  // of layers that run again together (kPython: one). kTrainer only: the last
-  // fraction of the tokens that keep layer inputs and attention output in HBM.
+  // of layers that run again together (kPython: one).
   int64_t rerun_chunks = 0, rerun_layers = 1;
+  // kTrainer: the fraction of last tokens that keep layer inputs and attention
+  // output in HBM.
   double kept = 0;
   // Returns the fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {
@@ -176,7 +178,7 @@ struct GivenSettings {
   std::optional<int64_t> tp, cp, sp, dp, pp;
   std::optional<int64_t> zero;
   std::optional<double> alpha;
-  bool keep = true;  // kTrainer; false: HBM has only tensors in use
+  bool keep = true;  // kTrainer: whether HBM may keep tensors not in use
   std::optional<int64_t> chunk;
   std::optional<bool> memory_plan;
   std::optional<Recompute> recompute;
@@ -199,9 +201,9 @@ int64_t RowParts(const Request& request, const Settings& settings);
 
 // Returns every combination of settings that `given` allows, those with the
 // most GPUs first, with alpha and chunk 0 unless given. GPUs may stay idle, so
-// more GPUs can run whatever fewer can; exactly so up to 64 GPUs, and for
-// powers of two above. If no combination divides the heads, sets `*no_heads`
-// and returns one of them. InvalidArgument: there is no combination.
+// the result includes the settings for fewer GPUs (above 64 GPUs, for powers of
+// two). If no combination divides the heads, sets `*no_heads` and returns one
+// that does not. InvalidArgument: there is no combination.
 absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
                                                  const GivenSettings& given,
                                                  bool* no_heads);
@@ -214,18 +216,17 @@ std::optional<int64_t> BatchUsingAll(const Request& request,
 inline constexpr int64_t kMostGpus = 1 << 16;
 inline constexpr int64_t kMostRanks = 1024;  // of sluice-train
 
-// Return the values to search, or the given one. The other fields of `settings`
-// must be complete.
+// Return the values to search, or only the given one. `settings` must have all
+// degrees of parallelism.
 std::vector<Recompute> Recomputes(const Request& request,
                                   const GivenSettings& given);
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings);
 
-// Returns the divisors of n in ascending order.
 std::vector<int64_t> Divisors(int64_t n);
 
-// InvalidArgument: the flag, the value and the limit.
+// Returns InvalidArgument with the flag, its value and the limit.
 absl::Status Validate(const Request& request, const GivenSettings& given);
 
 // Parses by ParseCount (proto/base/units.h) and checks a sequence's limits.

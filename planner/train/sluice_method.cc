@@ -1,7 +1,7 @@
 // Models sluice-train, which runs a layer chunk by chunk, with k and v, (o,
 // lse) and alpha of the rest in host memory; only ids and labels in HBM grow
-// with the sequence. Bytes are planner/stream's, as in the run itself, so only
-// times are modelled here.
+// with the sequence. planner/stream computes the bytes, as in the run itself,
+// so only times are modelled here.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -30,8 +30,8 @@ void Place(const Settings& settings, stream::StreamOptions& options) {
   options.rerun_layers = settings.rerun_layers;
 }
 
-// Chooses the order of backward's blocks that copies less if nothing is kept,
-// as the run does if copies are exposed.
+// Returns the options of the run. The order of backward's blocks is the one
+// that copies less without kept chunks, as in a run with exposed copies.
 stream::StreamOptions StreamOptionsOf(const Request& request,
                                       const Settings& settings) {
   stream::StreamOptions options = {
@@ -56,9 +56,10 @@ stream::StateBytes StatesOf(const Request& request, const Settings& settings) {
                              settings.states);
 }
 
-// States in host memory are copied once per step, both ways at once, while the
-// first sequence's forward computes and its own copies leave the link free. The
-// embedding's states are copied before any compute.
+// Returns the exposed seconds of copying `bytes` of states in host memory. They
+// are copied once per step, both ways at once, while the first sequence's
+// forward computes and its own copies leave the link free. The embedding's
+// states are copied before any compute.
 double ExposedStates(const Request& request, double bytes,
                      const LayerTimes& layer) {
   if (bytes == 0) return 0;
@@ -73,7 +74,7 @@ double ExposedStates(const Request& request, double bytes,
 }
 
 // Splits the layer's compute into the pieces of the streamed step. The share of
-// projections between hidden states and heads is used for all local kernels.
+// the projections to heads in the matmuls is used for all local kernels.
 stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
                                const LayerTimes& layer) {
   const PassTimes& up = layer.forward;
@@ -145,9 +146,10 @@ void AddExchange(const Request& request, const Settings& settings,
   layer.backward.network = inside + keys * 4 / double(shape.element);
 }
 
-// Adds what backward reruns of forward, as the mean over all layers: attention
-// of the first chunks among themselves (causal), and all work that is linear in
-// their tokens; in a group's last layer only the work up to attention.
+// Adds the part of forward that backward runs again, as the mean over all
+// layers: the first chunks' attention among themselves (causal), and all work
+// that is linear in their tokens. The last layer of a group reruns only up to
+// attention.
 void AddRerun(const Request& request, const Settings& settings,
               const stream::StreamOptions& options, const StreamShape& shape,
               LayerTimes& layer) {
@@ -178,7 +180,7 @@ void AddRerun(const Request& request, const Settings& settings,
   layer.recompute += again;
 }
 
-// Dropped rows of q, k and v are exchanged again, without o.
+// Returns the seconds of exchanging the dropped rows of q, k and v again.
 double RecomputedNetwork(const StreamShape& shape, double dropped,
                          double network) {
   const double q = double(shape.class_bytes(Class::kQ));
@@ -210,7 +212,7 @@ std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
   const double all = double(shape().resident_bytes());
   settings.kept = keep ? std::clamp(left / all, 0.0, 1.0) : 0;
   if (settings.alpha > 0 || host_bytes() <= usable) return {settings};
-  // A kept chunk would take host memory if it ran again, so only others may.
+  // A kept chunk takes no host memory, so only the others run again.
   const int64_t most = shape().resident_from(Class::kInput);
   std::vector<Settings> placed;
   std::pair nearest(std::numeric_limits<double>::infinity(), settings);

@@ -11,9 +11,10 @@
 namespace sluice::planner::train {
 namespace {
 
-// In forward every stage sends its q around the ring. In backward it sends k
-// and v, and fp32 dk and dv, which are sent once more after the last compute.
-// Returns the seconds of a layer's compute during which the ring uses the link.
+// Adds the network times of Ulysses in stages, and of the ring. In forward
+// every stage sends its q around the ring. In backward it sends k and v, and
+// fp32 dk and dv, which are sent once more after the last compute. Returns the
+// seconds of a layer's compute during which the ring uses the link.
 double AddStages(const Request& request, double sp, double cp,
                  LayerTimes& layer) {
   Request group = request;  // a request with the tokens of one group

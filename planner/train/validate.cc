@@ -90,7 +90,6 @@ absl::StatusOr<ValidatedRow> ValidateRow(const PublishedRow& row) {
   return result;
 }
 
-// Judges rows in these groups, with these limits.
 std::vector<JudgedGroup> JudgeRows(const std::vector<ValidatedRow>& rows) {
   const double none = std::numeric_limits<double>::infinity();
   std::vector<JudgedGroup> groups = {

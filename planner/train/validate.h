@@ -1,5 +1,5 @@
-// Compares the model's estimates with the papers' tables, at the published
-// strategies.
+// Compares the cost model's estimates with the papers' tables, with the
+// published settings.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,30 @@
 
 namespace sluice::planner::train {
 
-// One cell of MEMO's tables with the model's result. A cell without a strategy
-// is searched. A cell that ran out of memory is right if no strategy fits.
+// One cell of MEMO's tables with the cost model's result. For a cell without
+// degrees, settings are searched. A cell that ran out of memory is right if no
+// settings fit.
 struct ValidatedCell : PublishedCell {
-  double mfu = 0;  // the model's MFU as a fraction
+  double mfu = 0;  // estimated, as a fraction
   bool fits = false;
   Settings used;
   bool searched = false;
   bool published_fits() const { return mfu_percent.has_value(); }
   bool right() const { return fits == published_fits(); }
-  // Returns the model's MFU minus the published one, in percentage points.
+  // Returns the estimated MFU minus the published MFU, in percentage points.
   std::optional<double> difference() const;
 };
 
-// One row of FPDT's table 1, with the model's longest context in `ours`.
+// One row of FPDT's table 1, with the estimated longest context in `ours`.
 struct ValidatedLength : PublishedLength {
   int64_t ours = 0;
   // `ours` rounded down to a power of two, and if or_more to at most `tokens`.
   int64_t rounded = 0;
   std::string stopped_by;
-  int doublings() const;  // log2 of rounded / tokens; 0: exact
+  int doublings() const;  // log2 of rounded / tokens
 };
 
-// One published row that a method models, with the model's `quantity` in
+// One published row that a method models, with the estimated `quantity` in
 // `ours`.
 struct ValidatedRow : PublishedRow {
   double ours = 0;
@@ -81,7 +82,8 @@ inline constexpr double kExactMust = 0.60;
 // Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
-// Compares MEMO's tables on another profile of their machine, to fit it.
+// Compares MEMO's tables with another profile of their machine, to fit that
+// profile.
 absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
     const Hardware& memo_hardware);
 

@@ -52,7 +52,7 @@ Fallback fallback;
 // WriteFallback and OnSignal make only async-signal-safe calls.
 bool WriteFallback() {
   if (fallback_ready == 0) return false;
-  fallback_ready = 0;  // a signal here must not write it again
+  fallback_ready = 0;  // another signal must not write the plan again
   const char* at = fallback.bytes;
   size_t left = fallback.size;
   while (left > 0) {
@@ -97,14 +97,15 @@ void CatchSignals() {
        {SIGALRM, SIGUSR1, SIGSEGV, SIGBUS, SIGFPE, SIGABRT}) {
     sigaction(signal, &action, nullptr);
   }
-  // SIGUSR1 was blocked until now, because it had no handler.
+  // The daemon starts the worker with SIGUSR1 blocked, because the default
+  // action would end it.
   sigset_t hurry{};
   sigaddset(&hurry, SIGUSR1);
   sigprocmask(SIG_UNBLOCK, &hurry, nullptr);
 }
 
-// Ends the process at the time limit. The limit of CPU time ends it even if the
-// clock is stopped (a suspended machine, a debugger).
+// Ends the process at the time limit. The limit of CPU time ends it soon after
+// if SIGALRM did not.
 void ArmDeadline(double seconds) {
   CatchSignals();
   itimerval timer{};
@@ -146,8 +147,8 @@ void WriteProgress(int fd, const NodeProgress& progress) {
 }
 
 struct Confinement {
-  // Limit of the address space; 0: none. Has no effect under a sanitizer: its
-  // shadow memory is address space too.
+  // Limit of the address space; 0 means no limit. Has no effect under a
+  // sanitizer, because its shadow memory is address space too.
   uint64_t memory_bytes = 0;
   std::optional<uint32_t> uid, gid;
 };
@@ -158,7 +159,8 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 
-// Ends the process like any other crash. An exception would print a line.
+// Ends the process like a crash, so that OnSignal writes the fallback plan. An
+// uncaught std::bad_alloc would print a line of its own.
 void OutOfMemory() { raise(SIGABRT); }
 
 absl::Status LimitMemory(uint64_t bytes) {
@@ -173,8 +175,8 @@ absl::Status LimitMemory(uint64_t bytes) {
   return absl::OkStatus();
 }
 
-// A daemon that is not root may have capabilities, and its children inherit
-// them.
+// A daemon that is not root may have ambient capabilities, which its children
+// inherit.
 bool GiveUpCapabilities() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
@@ -182,18 +184,18 @@ bool GiveUpCapabilities() {
          syscall(SYS_capset, &header, none) == 0;
 }
 
-// A daemon may have raised a limit for one of its threads, and its children
-// inherit it. Lowering a limit is always allowed.
+// The worker inherits the daemon's limits, which may allow real-time priority.
+// Lowering a limit is always allowed.
 void GiveUpPriority() {
   const rlimit none{0, 0};
   setrlimit(RLIMIT_NICE, &none);
   setrlimit(RLIMIT_RTPRIO, &none);
 }
 
-// Drops the worker's privileges before it reads a request, because its solvers
-// process untrusted numbers: limits memory and priority, and drops groups,
-// user, capabilities and the right to gain privileges. PermissionDenied: a step
-// failed, for example because only root may change the user.
+// Limits memory and priority, and drops groups, user, capabilities and the
+// right to gain privileges, because the solvers process untrusted numbers. Call
+// it before a request is read. Returns PermissionDenied if a step fails, for
+// example because only root may change the user.
 absl::Status Confine(const Confinement& to) {
   const absl::Status limited = LimitMemory(to.memory_bytes);
   if (!limited.ok()) return limited;
@@ -208,19 +210,21 @@ absl::Status Confine(const Confinement& to) {
     if (setresgid(*to.gid, *to.gid, *to.gid) != 0) return refused();
   }
   if (to.uid && setresuid(*to.uid, *to.uid, *to.uid) != 0) return refused();
-  // Root stays root: the administrator chose to run the daemon as root.
+  // A worker that is still root keeps its capabilities: the administrator chose
+  // to run the daemon as root without another user for workers.
   if (geteuid() != 0 && !GiveUpCapabilities()) {
     return absl::PermissionDeniedError(fmt::format(
         "the worker cannot give up its capabilities: {}", strerror(errno)));
   }
-  // The worker's only child is itself, for a mixed-integer program.
+  // The only program that the worker starts is itself (`mip`).
   if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return refused();
   return absl::OkStatus();
 }
 
-// Kills this process when the thread that started it ends, because only that
-// thread reads `out_fd`; if it ended before prctl, poll reports a pipe without
-// a reader. Call it after Confine: changing the user would cancel it.
+// Arranges that this process is killed when the thread that started it ends,
+// because only that thread reads `out_fd`. If the thread has already ended,
+// poll reports a pipe without a reader, and the process exits. Call it after
+// Confine, because a change of user would clear the death signal.
 void EndWithParent(int out_fd) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   pollfd out{.fd = out_fd, .events = 0, .revents = 0};
@@ -263,7 +267,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
                               .mip_program = "/proc/self/exe"},
                              &book);
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
-  fallback_ready = 0;  // a signal must not add it to a plan written in part
+  fallback_ready = 0;  // OnSignal must not append it to a partly written plan
   const absl::Status written = WriteAll(secluded_fd, second, "the plan");
   return written.ok() ? 0 : Fail(kFault, written);
 }

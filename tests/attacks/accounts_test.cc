@@ -39,16 +39,16 @@ class Accounts : public ::testing::Test {
 };
 
 // Guards against four accounts that together hold all 2,048 sessions.
-TEST_F(Accounts, FiveLeaveSessionsForOthers) {
+TEST_F(Accounts, FiveAccountsLeaveSessionsForOthers) {
   TakeByAll("sessions of five users", 600, /*ranks=*/false);
 }
 
 // Guards against two accounts that together hold all 256 rank slots.
-TEST_F(Accounts, FiveLeaveRankSlotsForOthers) {
+TEST_F(Accounts, FiveAccountsLeaveRankSlotsForOthers) {
   TakeByAll("rank slots of five users", 150, /*ranks=*/true);
 }
 
-TEST_F(Accounts, ALeaseThatWaitsClosesNoPool) {
+TEST_F(Accounts, AWaitingLeaseBlocksNoOtherUsersLease) {
   scene_.Attack([&] { ParkLease(scene_.socket()); });
   ExpectUnharmed(scene_.Suffer("a parked lease"));
 }
@@ -75,9 +75,9 @@ absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
   return absl::Now() - start;
 }
 
-// Guards against hard profiles in front of another user's job, which then
-// waited 13 s for its plan.
-TEST_F(Accounts, HardProfilesDelayNoOthersPlan) {
+// Guards against hard profiles before another user's profile, so that the user
+// waited 13 s for a plan.
+TEST_F(Accounts, HardProfilesDelayNoOtherUsersPlan) {
   scene_.Attack([&] { FloodHardProfiles(scene_.socket(), Count(4, 8)); });
   absl::Duration most;
   for (int i = 0; i < Count(3, 20); ++i) {
@@ -93,8 +93,8 @@ TEST_F(Accounts, HardProfilesDelayNoOthersPlan) {
   ExpectUnharmed(scene_.Suffer("hard profiles, each another one"));
 }
 
-// Attaches, waits until the other end of `leave` is closed, and expects to see
-// its own event still.
+// Attaches, waits until the other end of `leave` is closed, and expects that
+// the daemon still shows this user's event.
 void Witness(const std::string& socket, int leave) {
   Become(kWitness);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
@@ -112,7 +112,7 @@ void Witness(const std::string& socket, int leave) {
   EXPECT_THAT(json, ::testing::HasSubstr("rank 0 of job witness"));
 }
 
-TEST_F(Accounts, AFloodOfEventsPushesOutNoOtherUsers) {
+TEST_F(Accounts, AFloodOfEventsDropsNoOtherUsersEvents) {
   int leave[2];
   ASSERT_EQ(pipe(leave), 0);
   const auto witness = Child::Fork([&] {

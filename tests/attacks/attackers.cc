@@ -20,8 +20,8 @@ namespace {
   while (true) pause();
 }
 
-// Phrases of refusals, each of which names a limit: of sessions and the like,
-// of a budget, of a pool.
+// Phrases by which refusals name the limit: of sessions and the like, of a
+// budget, of a pool.
 constexpr const char* kLimits[] = {"the limit is", "limit of", "the pool has",
                                    ", free "};
 
@@ -55,7 +55,7 @@ std::vector<RawClient> AttachMany(const std::string& socket, int count) {
   return clients;
 }
 
-// Reads all packets that have arrived. Returns whether one was a refusal, which
+// Reads a packet, if one has arrived. Returns whether it is a refusal, which
 // must name the limit.
 bool ReadsARefusal(int session) {
   const auto message = wire::Receive(session, MSG_DONTWAIT);
@@ -67,7 +67,8 @@ bool ReadsARefusal(int session) {
 }
 
 // Sends the requests in turns on all sessions and reads the answers, for ever.
-// If `for_refusals`, it reports that it is ready only after the first refusal.
+// Prints "ready" after the first round, or, if `for_refusals`, after the first
+// refusal.
 [[noreturn]] void Flood(std::vector<RawClient> clients,
                         const std::vector<wire::Request>& requests,
                         bool for_refusals) {
@@ -91,8 +92,8 @@ bool ReadsARefusal(int session) {
   }
 }
 
-// Leases `count` extents of the smallest size and frees them. Returns how many
-// it got.
+// Leases `count` extents of the smallest size, or as many as it gets, and frees
+// them. Returns their number.
 int LeaseAndFree(RawClient& client, int count) {
   std::vector<uint64_t> leases;
   for (int i = 0; i < count; ++i) {
@@ -123,7 +124,8 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
   std::vector<int> shown;
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
   wire::Send(client.fd(), packet, shown).IgnoreError();
-  // The first attempt may only find the socket closed with a packet unread.
+  // If the daemon closed the socket before it read the Hello, the first Receive
+  // may report only that, and the second returns the refusal.
   for (int i = 0; i < 2; ++i) {
     const auto message = wire::Receive(client.fd());
     if (!message.ok()) return message.status();

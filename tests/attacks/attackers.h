@@ -1,5 +1,4 @@
-// The attackers' programs. Each runs in a process of its own until it is
-// killed.
+// Attacks on sessions. Each runs in a process of its own until it is killed.
 #pragma once
 
 #include <string>
@@ -10,27 +9,26 @@
 
 namespace sluice::testing {
 
-// Says Hello as a rank of `job`, or as an observer, and returns the answer. The
-// answer may have been sent before the Hello.
+// Says Hello as a rank of `job`, or as an observer, and returns the answer.
 absl::Status SayHello(const RawClient& client, const std::string& job,
                       bool rank);
 
-// Opens up to `wanted` sessions, as many as the daemon allows; rank sessions if
-// `ranks`. Fails the process if a refusal is not one line that names the limit.
+// Opens up to `wanted` sessions, of ranks if `ranks`, until the daemon refuses
+// one. Fails the process if the refusal is not one line that names the limit.
 void TakeSessions(const std::string& socket, int wanted, bool ranks);
 // Connects without a Hello, again and again, with `open` connections at a time.
 void StayHalfOpen(const std::string& socket, int open);
 // Sends Queries on `sessions` sessions and reads the answers, for ever.
 void AskForEverything(const std::string& socket, int sessions);
-// Repeats a lease request with the same id on `sessions` sessions, and reads
-// none of the answers.
+// Sends a lease request `repeats` times with the same id on each of `sessions`
+// sessions, and reads no answer.
 void NeverRead(const std::string& socket, int sessions, int repeats);
 // Requests more than the node has, on `sessions` sessions, for ever.
 void BeRefused(const std::string& socket, int sessions);
 // Leases `count` extents of the smallest size, frees them all, and stays
 // attached.
 void LeaveSmallExtents(const std::string& socket, int count);
-// Does the same with as many extents as it gets, and then requests each of
+// Leases and frees extents like LeaveSmallExtents, then requests each of
 // `sizes` on `sessions` sessions, for ever.
 void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
                          const std::vector<Bytes>& sizes);

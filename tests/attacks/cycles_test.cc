@@ -1,5 +1,5 @@
-// Ranks attach, lease and die, over and over; afterwards the daemon is as it
-// was before.
+// After many ranks that attach, lease and die, the daemon holds no more than
+// before.
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>
@@ -48,11 +48,10 @@ void AttachLeaseDie(const RunningDaemon& daemon, int number) {
       << result.out << result.err;
 }
 
-TEST(Cycles, LeaveNothing) {
+TEST(Cycles, DeadRanksLeaveNothingInTheDaemon) {
   RunningDaemon daemon;
   const int cycles = Count(200, 2000);
-  // The first tenth makes what the daemon makes only once: buffers, kept
-  // extents.
+  // Warms up: the daemon makes buffers and extents that it keeps.
   for (int i = 0; i < cycles / 10; ++i) AttachLeaseDie(daemon, i);
   ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
   const Held before = HeldBy(daemon);

@@ -1,5 +1,5 @@
-// A daemon that may open few descriptors, or have few in flight, ends no honest
-// client's session.
+// A daemon that runs out of descriptors, or has too many in flight, ends no
+// honest client's session.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -14,7 +14,7 @@ namespace sluice::testing {
 namespace {
 
 // Guards against sessions that ended because descriptors "did not all arrive".
-TEST(Descriptors, ThatRunOutEndNoSession) {
+TEST(Descriptors, DaemonWithoutFreeDescriptorsKeepsSessions) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -28,8 +28,7 @@ TEST(Descriptors, ThatRunOutEndNoSession) {
                               wire::ToMemfd("profile", "no profile"));
   wire::Request submit;
   submit.mutable_submit_profile();
-  // The answer says that it is no profile, or that it was not received; both
-  // are fine.
+  // The error may be that the memfd is no profile, or that it did not arrive.
   const auto answer = client.Call(submit, {profile.get()});
   ASSERT_FALSE(answer.ok());
   EXPECT_FALSE(absl::IsUnavailable(answer.status())) << answer.status();
@@ -38,7 +37,7 @@ TEST(Descriptors, ThatRunOutEndNoSession) {
 
 // Guards against ETOOMANYREFS for all clients of a daemon without
 // CAP_SYS_RESOURCE, which would end a rank as one that "has read nothing".
-TEST(Descriptors, UnreadOnesOfAnotherUserEndNobody) {
+TEST(Descriptors, UnreadDescriptorsOfAnotherUserEndNoSession) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start other users";
   Scene scene("", {.open_files = 1024, .user = 61235});
   scene.Attack([&] { NeverRead(scene.socket(), 25, 60); });

@@ -38,8 +38,8 @@ std::vector<RawClient> ConnectMany(const std::string& socket, int count) {
   return clients;
 }
 
-// Sends `packet`, with `fd` if there is one, on each client and reads the
-// answers, until the process is killed.
+// Sends `packet`, with `fd` if set, on each client and reads the answers, until
+// the process is killed.
 [[noreturn]] void SendForEver(std::vector<RawClient> clients,
                               wire::Packet packet, std::optional<int> fd,
                               bool fresh_ids) {
@@ -97,9 +97,8 @@ void SendLingering(const std::string& socket) {
   wire::Packet packet;
   packet.set_id(1);
   packet.mutable_request()->mutable_free()->set_lease_id(1);
-  // The sender closes most of them before the daemon does, and their readers
-  // live on. The signal ends a close that lingers; without it a sender that
-  // closes last would wait for a minute and attack no more.
+  // If this process closes a descriptor after the daemon, its own close would
+  // last a minute without the signal.
   InterruptSlowCalls();
   std::deque<UniqueFd> readers, clients;
   for (int sent = 0;; ++sent) {
@@ -135,7 +134,7 @@ void FloodHardProfiles(const std::string& socket, int sessions) {
     RawClient& client = clients[static_cast<size_t>(number) % clients.size()];
     const auto profile = wire::ToMemfd("profile", Numbered(hard, number));
     if (!profile.ok()) _exit(6);
-    // The daemon refuses it while as many profiles as may wait do so already.
+    // The daemon refuses a profile while too many are waiting.
     client.Call(submit, {profile->get()}).status().IgnoreError();
     if (number == sessions) SayReady();
   }

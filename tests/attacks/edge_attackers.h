@@ -1,21 +1,18 @@
-// Attacks on the daemon's edge: descriptors that take long to close, profiles,
-// repeated requests, and HTTP. Each runs in a process of its own until it is
-// killed.
+// Attacks with descriptors that take long to close, profiles, repeated
+// requests, and HTTP. Each runs in a process of its own until it is killed.
 #pragma once
 
 #include <string>
 
 namespace sluice::testing {
 
-// Sends descriptors that take a minute to close, together with packets of new
-// sessions.
+// Sends descriptors that take a minute to close, for ever, each on a new
+// session.
 void SendLingering(const std::string& socket);
-// Submits the same profile on `sessions` ranks, each of a job of one rank, for
-// ever.
+// Submits `profile` on `sessions` ranks, each of a job of one rank, for ever.
 void SubmitProfiles(const std::string& socket, int sessions,
                     const std::string& profile);
-// Submits hard profiles, each one new, on `sessions` ranks, each of a job of
-// one rank, for ever.
+// Does the same with HardProfile, each time a different profile.
 void FloodHardProfiles(const std::string& socket, int sessions);
 // Repeats one lease request with the same id on `sessions` sessions, for ever.
 void Repeat(const std::string& socket, int sessions);
@@ -31,14 +28,13 @@ void TrickleHttp(const std::string& address, int connections);
 void IdleHttp(const std::string& address, int connections);
 
 // Encoded profiles of one rank on GPU 0: one that is solved soon, one that no
-// solver proves optimal, one of the greatest length, and one that would be
-// large.
+// solver proves optimal, one of 100,000 buffers, and 4 MiB of JSON that take
+// much more memory when parsed.
 std::string SmallProfile();
 std::string HardProfile();
 std::string LongProfile();
 std::string BombProfile();
-// Returns the profile with another name of its segment, which makes it a
-// different profile.
+// Returns a different profile: `profile` with `number` in its segment's name.
 std::string Numbered(std::string profile, int number);
 
 }  // namespace sluice::testing

@@ -1,4 +1,5 @@
-// How much ranks that publish false figures slow down an honest rank's step.
+// Ranks that publish false figures in their use pages may slow an honest rank's
+// step down only a little.
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -58,14 +59,13 @@ struct Case {
   const char* name;
   int liars;
   bool leases = true;    // the liars lease a little memory
-  bool is_late = false;  // they claim to need their next bytes at once
+  bool is_late = false;  // the liars claim to need their next bytes at once
   double most = 1.05;    // limit of the honest step's time, relative to alone
 
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
 
-// Claims for ever, for each of its ranks, that it has copied all that was
-// granted.
+// Claims, for ever, that each of its ranks has copied all that was granted.
 void Lie(const std::string& socket, const Case& with) {
   std::vector<RawClient> clients;
   std::vector<GrantUse*> pages;
@@ -89,7 +89,7 @@ void Lie(const std::string& socket, const Case& with) {
   }
 }
 
-// A rank that trains: while it computes on one chunk it copies another one in
+// A rank that trains. While it computes on a chunk, it copies another chunk in
 // each direction, at 0.42 of the link's speed.
 class HonestRank {
  public:
@@ -121,8 +121,8 @@ class HonestRank {
     }
     return absl::Now() - begin;
   }
-  // Returns the shortest of several steps: the machine may be busy with other
-  // work.
+  // Returns the shortest of several steps, because the machine may be busy with
+  // other work.
   absl::Duration Steps() {
     absl::Duration least = absl::InfiniteDuration();
     for (int i = 0; i < Count(4, 10); ++i) least = std::min(least, Step());
@@ -136,18 +136,18 @@ class HonestRank {
   std::unique_ptr<CopyEngine> engine_;
 };
 
-// Guards against 10,000 freed leases of 64 KiB that keep all descriptors: every
-// honest lease failed with "Too many open files".
-TEST(Extents, SmallLeasesHoldNoDescriptorsOfOthers) {
+// Guards against 10,000 freed leases of 64 KiB that keep all descriptors, so
+// that every honest lease failed with "Too many open files".
+TEST(Extents, FreedSmallLeasesDoNotExhaustDescriptors) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   Scene scene("[sim]\ngpu_memory = \"1GiB\"\n");
   scene.Attack([&] { LeaveSmallExtents(scene.socket(), Count(1000, 10'000)); });
   ExpectUnharmed(scene.Suffer("small leases"));
 }
 
-// A late heartbeat lets ranks run without grants, and every rank waits for the
-// loop, so both threads need real-time priority.
-TEST(RealTime, TheLoopAndTheGrantsGoBeforeOthersWhereTheKernelAllowsIt) {
+// If the thread of the grants is late, ranks run without grants. Every rank
+// waits for the thread of the loop.
+TEST(RealTime, LoopAndGrantsThreadsHaveRealTimePriorityIfAllowed) {
   const sched_param lowest = {.sched_priority = 1};
   const auto probe = Child::Fork(
       [&] { _exit(sched_setscheduler(0, SCHED_FIFO, &lowest) == 0 ? 0 : 9); });
@@ -175,14 +175,13 @@ TEST(RealTime, TheLoopAndTheGrantsGoBeforeOthersWhereTheKernelAllowsIt) {
 
 class Evasion : public ::testing::TestWithParam<Case> {};
 
-// Guards against a step of 0.55 s that took 15.37 s during the first of these
-// cases.
+// Guards against OneLiar, beside which a step took 15.37 s instead of 0.55 s.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   const Case& with = GetParam();
   Scene scene(kEvasionNode);
   HonestRank honest(scene.socket());
-  honest.Step();  // makes its pages
+  honest.Step();  // warms up
   const absl::Duration alone = honest.Steps();
   const absl::Duration waited = honest.grant_wait();
   scene.Attack([&] { Lie(scene.socket(), with); });

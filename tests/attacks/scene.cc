@@ -34,7 +34,7 @@ int Sessions(const std::string& metrics) {
   return static_cast<int>(sum);
 }
 
-// The honest client's session. It is opened again if it ends.
+// The honest client. Opens its session again if it ends.
 class Honest {
  public:
   Honest(std::string socket, std::string job)
@@ -96,13 +96,13 @@ bool Deep() {
 int Count(int reduced, int full) { return Deep() ? full : reduced; }
 
 void Become(uid_t uid) {
-  // Raises the limit of descriptors to the highest allowed.
+  // Raises the limit of descriptors as far as allowed.
   rlimit limit;
   getrlimit(RLIMIT_NOFILE, &limit);
   limit.rlim_cur = limit.rlim_max;
   setrlimit(RLIMIT_NOFILE, &limit);
   if (setresuid(uid, uid, uid) != 0) _exit(3);
-  // The change of the user cleared this setting.
+  // A change of the user clears this setting of Child.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
 }
 
@@ -111,7 +111,7 @@ void SayReady() {
 }
 
 Scene::Scene(const std::string& toml, const DaemonLimits& limits) {
-  PinWhereDeep(0);  // and with it each thread of the daemon
+  PinWhereDeep(0);  // the daemon's threads inherit it
   daemon_ = std::make_unique<RunningDaemon>(
       toml + "[http]\nlisten = \"127.0.0.1:0\"\n", limits);
   socket_ = daemon_->socket();
@@ -159,8 +159,8 @@ void Scene::LookWhatIsLeft(Cost& cost) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   do {
     absl::SleepFor(absl::Milliseconds(100));
-    // The honest client leaves at most the extents that it leased, as idle
-    // memory.
+    // The daemon keeps up to four descriptors for idle extents of the honest
+    // client.
     cost.left_descriptors =
         std::max(0, daemon_->Descriptors() - descriptors_before_ - 4);
     // The daemon keeps an ended session while its process lives, here this one.

@@ -1,5 +1,5 @@
-// One attack: a daemon, an honest client, and processes of another user that
-// attack; and the cost to the honest client.
+// One attack: a daemon, an honest client, processes of another user that
+// attack, and the cost to the honest client.
 #pragma once
 
 #include <functional>
@@ -43,9 +43,8 @@ class Scene {
   // Runs `attack` as user `uid` in a process of its own, and returns once the
   // attack has printed "ready". It goes on until it is killed.
   void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
-  // Lets the honest client lease and free, `requests` times each, during the
-  // attack. Then kills the attackers, and counts what is left of them 5 s
-  // later.
+  // Measures the honest client during the attack. Then kills the attackers, and
+  // counts what is left of them once nothing is, or after 30 s.
   Cost Suffer(const std::string& name);
 
  private:
@@ -64,8 +63,8 @@ void Become(uid_t uid);
 // Prints "ready", once.
 void SayReady();
 
-// Expects what every attack must leave intact and, if Deep(), the issue's
-// limits.
+// Expects that no honest request failed and that the attackers left nothing,
+// and, if Deep(), that times and memory stayed within limits.
 void ExpectUnharmed(const Cost& cost);
 
 }  // namespace sluice::testing

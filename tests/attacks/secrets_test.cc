@@ -1,5 +1,6 @@
-// A user must never read what another one wrote before. There are two real
-// users, and a child of the first still has the first one's memory mapped.
+// A user must never read what another user wrote into memory that is leased
+// again. In these tests a child of the first user still maps that memory while
+// the second user leases.
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -77,7 +78,6 @@ class Holdings {
   std::vector<std::span<uint64_t>> mapped_;
 };
 
-// Flags that the processes of one test share.
 struct Shared {
   std::atomic<bool> seen;  // the first user's child saw the second's secret
 };
@@ -149,7 +149,7 @@ class Secrets : public ::testing::Test {
   }
 };
 
-TEST_F(Secrets, OfOneUserAreNeverSeenByAnother) {
+TEST_F(Secrets, NoUserReadsAnotherUsersMemory) {
   RunningDaemon daemon(kSecretsNode);
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
   Shared* const shared = Share();
@@ -164,13 +164,13 @@ TEST_F(Secrets, OfOneUserAreNeverSeenByAnother) {
   const auto beside = Child::Fork([&] { BeSecond(daemon.socket()); });
   beside->ExpectSuccess();
   EXPECT_FALSE(shared->seen);
-  // The first user's child still reaches all of it, so the daemon leases none.
+  // The first user's child still maps all memory, so the daemon leases none.
   EXPECT_NE(beside->output().find("got 0\n"), std::string::npos)
       << beside->output();
   close(leave[1]);
   ASSERT_THAT(WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)), IsOk());
   const auto after = Child::Fork([&] { BeSecond(daemon.socket()); });
-  after->ExpectSuccess();  // it got the first's memory, without the secret
+  after->ExpectSuccess();  // finds no secret in the memory that it gets
   EXPECT_EQ(after->output().find("got 0\n"), std::string::npos);
 }
 

@@ -25,8 +25,8 @@ class Attacks : public ::testing::Test {
 };
 
 // Guards against 49 observers and some HTTP connections that use up a daemon's
-// 128 descriptors: an honest rank's profile ended its session.
-TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
+// 128 descriptors, so that an honest rank's profile ended its session.
+TEST(FewDescriptors, DaemonRefusesSessionsBeforeItRunsOut) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
                               RawClient::Connect(daemon.socket()));
@@ -51,43 +51,43 @@ TEST(FewDescriptors, SessionsAreRefusedBeforeNoneIsLeft) {
 }
 
 // Guards against one user that takes all 2,048 sessions.
-TEST_F(Attacks, Sessions) {
+TEST_F(Attacks, OneUserCannotTakeAllSessions) {
   Scene scene;
   scene.Attack([&] { TakeSessions(scene.socket(), 2100, /*ranks=*/false); });
   ExpectUnharmed(scene.Suffer("sessions"));
 }
 
 // Guards against one user that takes all 256 rank slots.
-TEST_F(Attacks, RankSlots) {
+TEST_F(Attacks, OneUserCannotTakeAllRankSlots) {
   Scene scene;
   scene.Attack([&] { TakeSessions(scene.socket(), 300, /*ranks=*/true); });
   ExpectUnharmed(scene.Suffer("rank slots"));
 }
 
-TEST_F(Attacks, HalfOpenFloods) {
+TEST_F(Attacks, HalfOpenConnectionsHarmNoOtherUser) {
   Scene scene;
   scene.Attack([&] { StayHalfOpen(scene.socket(), Count(300, 2000)); });
   ExpectUnharmed(scene.Suffer("half-open"));
 }
 
-// Guards against turns by connection instead of by user: an honest request took
-// 13 s.
-TEST_F(Attacks, Queries) {
+// Guards against turns by connection instead of by user, with which an honest
+// request took 13 s.
+TEST_F(Attacks, FloodsOfQueriesHarmNoOtherUser) {
   Scene scene;
   scene.Attack([&] { AskForEverything(scene.socket(), Count(40, 200)); });
   ExpectUnharmed(scene.Suffer("queries"));
 }
 
-TEST_F(Attacks, Refusals) {
+TEST_F(Attacks, FloodsOfRefusedLeasesHarmNoOtherUser) {
   Scene scene;
   scene.Attack([&] { BeRefused(scene.socket(), Count(20, 200)); });
   ExpectUnharmed(scene.Suffer("refusals"));
 }
 
 // Guards against refusals that examine each idle extent, which took 8 ms at
-// 7,000 extents. The requests exceed the pool; exceed the budget but not the
-// pool; or need too many extents made and destroyed.
-TEST_F(Attacks, RefusalsBesideKeptExtents) {
+// 7,000 extents. The three sizes exceed the pool, exceed only the budget, and
+// need too many extents made and destroyed.
+TEST_F(Attacks, RefusedLeasesBesideIdleExtentsHarmNoOtherUser) {
   const int kept = Count(1000, 10'000);
   Scene scene(
       fmt::format("[sim]\ngpu_memory = \"1GiB\"\n"
@@ -101,13 +101,13 @@ TEST_F(Attacks, RefusalsBesideKeptExtents) {
   ExpectUnharmed(scene.Suffer("refusals beside kept extents"));
 }
 
-TEST_F(Attacks, UnreadReplies) {
+TEST_F(Attacks, UnreadRepliesHarmNoOtherUser) {
   Scene scene;
   scene.Attack([&] { NeverRead(scene.socket(), 25, Count(60, 2000)); });
   ExpectUnharmed(scene.Suffer("unread replies"));
 }
 
-TEST_F(Attacks, Noise) {
+TEST_F(Attacks, NoiseHarmsNoOtherUser) {
   Scene scene;
   scene.Attack([&] { SendNoise(scene.socket()); });
   ExpectUnharmed(scene.Suffer("noise"));

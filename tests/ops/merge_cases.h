@@ -49,8 +49,7 @@ inline float FromBFloat16(BFloat16 value) {
   return result;
 }
 
-// Returns the formula of merge.h in fp64, element by element; contiguous
-// layout.
+// Computes the formula of merge.h in fp64, for a contiguous layout.
 inline Side ReferenceMerge(const MergeShape& shape, const Side& a,
                            const Side& b) {
   Side merged = a;

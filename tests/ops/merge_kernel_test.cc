@@ -20,7 +20,7 @@ TEST(MergeKernel, IsEmbeddedAsAFatbin) {
   EXPECT_EQ(magic, 0xba55ed50u);
 }
 
-TEST(MergeKernel, OnADriverWithoutKernelsSaysWhatToDo) {
+TEST(MergeKernel, LoadIsUnimplementedOnSim) {
   const testing::TempDir directory;
   ASSERT_THAT(
       device::CreateSimNode(directory.path(), {.gpus = {{MiB(1), "pcie0", {}}},
@@ -52,7 +52,8 @@ class MergeKernelOnGpu : public OnGpu<MergeKernel> {
   }
 };
 
-// The reference is the CPU's MergeAttention, which is tested against fp64.
+// The reference is the CPU's MergeAttention, which merge_test compares with
+// fp64.
 void ExpectSame(const Side& gpu, const Side& cpu) {
   EXPECT_THAT(gpu.o, ::testing::Pointwise(::testing::FloatNear(2e-6f), cpu.o));
   for (size_t i = 0; i < cpu.lse.size(); ++i) {
@@ -70,7 +71,7 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpu) {
     for (const int64_t dim : {20, 64, 128}) {
       const MergeShape shape = Contiguous(rows, 3, dim);
       Side a = RandomSide(shape, 10, 1), b = RandomSide(shape, 10, 2);
-      a.lse[0] = b.lse[1] = -kInf;  // [2] has no keys on both sides
+      a.lse[0] = b.lse[1] = -kInf;  // no keys on one side; [2]: on neither
       a.lse[2] = b.lse[2] = -kInf;
       const Side gpu = Merged(shape, a, b.o, b.lse);
       MergeAttention(shape, a.o.data(), a.lse.data(), b.o.data(), b.lse.data());
@@ -90,8 +91,8 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpuOnBFloat16Blocks) {
   ExpectSame(gpu, a);
 }
 
-// The rows lie in a larger tensor, and the kernel must not write between them.
-TEST_F(MergeKernelOnGpu, LeavesWhatLiesBetweenItsRowsAsItIs) {
+// The rows lie in a larger tensor.
+TEST_F(MergeKernelOnGpu, WritesNothingBetweenItsRows) {
   const RowHeadStrides apart = {3 * 40 + 8, 40};
   const MergeShape shape = {7, 3, 20, apart, {3, 1}, apart, {3, 1}};
   Side a = RandomSide({7 + 1, 3 + 1, 40, {}, {}, {}, {}}, 2, 1);

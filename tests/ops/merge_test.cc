@@ -57,7 +57,7 @@ TEST(MergeAttention, ARowThatAttendedToNothingIsIgnoredWhateverItHolds) {
   EXPECT_THAT(merged.lse, ::testing::ElementsAre(2, 1, -kInf));
 }
 
-TEST(MergeAttention, ANanThatCountsIsNotHidden) {
+TEST(MergeAttention, ANanOfPositiveWeightReachesTheResult) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const MergeShape shape = Contiguous(1, 1, 1);
   EXPECT_TRUE(std::isnan(Merged(shape, {{1}, {0}}, {{nan}, {0}}).o[0]));
@@ -125,7 +125,7 @@ TEST(MergeAttention, FollowsEveryStride) {
   ExpectNear(merged, expected, 1e-6f);
 }
 
-TEST(MergeAttention, NothingToMergeIsFine) {
+TEST(MergeAttention, AcceptsEmptyShapes) {
   for (const MergeShape& shape :
        {Contiguous(0, 2, 4), Contiguous(4, 0, 4), Contiguous(4, 2, 0)}) {
     MergeAttention(shape, static_cast<float*>(nullptr), nullptr,
@@ -133,9 +133,8 @@ TEST(MergeAttention, NothingToMergeIsFine) {
   }
 }
 
-// The hot loop of streamed attention: 4 heads of 64, 1,024 rows. Prints the
-// measured time; the limit is ten times the expected one.
-TEST(MergeAttention, IsFast) {
+// Prints the measured time.
+TEST(MergeAttention, TakesAtMostTenTimesTheExpectedTime) {
   const MergeShape shape = Contiguous(1024, 4, 64);
   Side a = RandomSide(shape, 2, 1);
   const Side b = RandomSide(shape, 2, 2);

@@ -1,6 +1,6 @@
-// Fixture of kernel tests on GPU 0 of the CUDA driver that is found. Without a
-// driver the test is skipped, with the reason. Tensors lie one after another
-// with guards between them, and a kernel may write only its results.
+// Fixture of kernel tests on GPU 0. Without a CUDA driver the test is skipped,
+// with the reason. Tensors lie one after another with guards between them, and
+// a kernel may write only its results.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@
 
 namespace sluice::ops {
 
-// `Kernels`: MergeKernel or a class like it.
+// `Kernels` is MergeKernel or TokenKernels.
 template <typename Kernels>
 class OnGpu : public ::testing::Test {
  protected:
@@ -34,8 +34,8 @@ class OnGpu : public ::testing::Test {
     kernels_ = std::make_unique<Kernels>(*kernels);
   }
 
-  // Appends `values` to the image of the memory. Returns their address on the
-  // GPU.
+  // Appends `values` to the image of the GPU's memory. Returns their address
+  // there.
   template <typename T>
   T* Lay(const std::vector<T>& values) {
     const size_t at = laid_.size() + kGuard;

@@ -20,8 +20,8 @@ NVCC = sys.argv[1]
 FLAGS, SOURCES = (each.split(";") for each in sys.argv[2:4])
 RECORD = os.path.join(os.path.dirname(os.path.abspath(__file__)),
                       "registers.txt")
-# Machine code -> the PTX it is compiled from. For sm_100 that is what the
-# driver compiles from the fatbin's PTX.
+# Maps machine code to the PTX that it is compiled from. A driver makes sm_100's
+# code from the fatbin's PTX.
 ARCHITECTURES = {"sm_80": "compute_80", "sm_90": "compute_90",
                  "sm_100": "compute_90"}
 KERNEL = re.compile(

@@ -21,7 +21,7 @@ T Narrow(float x) {
   }
 }
 
-// The rounding error of a result in T, relative to the largest one.
+// The rounding error of a result in T, relative to the largest result.
 template <typename T>
 constexpr float kRounding = sizeof(T) == sizeof(float) ? 3e-6f : 4e-3f;
 
@@ -38,7 +38,7 @@ class Draw {
     }
     return values;
   }
-  // Returns labels of which one row in five is ignored.
+  // Returns one label per row; that of one row in five is ignored.
   std::vector<int64_t> Labels(int64_t rows, int64_t width) {
     std::vector<int64_t> labels;
     for (int64_t i = 0; i < rows; ++i) {

@@ -9,7 +9,7 @@ namespace {
 
 using ::sluice::testing::StatusIs;
 
-// The reference is the CPU form, which is tested against fp64.
+// The reference is the CPU form, which token_math_test compares with fp64.
 class TokenKernelsOnGpu : public OnGpu<TokenKernels> {
  protected:
   template <typename T>
@@ -82,8 +82,8 @@ void TokenKernelsOnGpu::Norms(int64_t rows, int64_t width, int gradients) {
   ExpectSame(sums_there, sums, "weight's gradient");
 }
 
-// Covers rows that fill no vector, a block of one warp, and all paths of
-// pieces.
+// Covers rows that fill no vector, a block of one warp, and several pieces per
+// thread.
 TEST_F(TokenKernelsOnGpu, NormsAgreeWithTheCpu) {
   for (const int64_t width : {1, 20, 64, 1000, 2056}) {
     Norms<float>(5, width, 1);
@@ -92,7 +92,7 @@ TEST_F(TokenKernelsOnGpu, NormsAgreeWithTheCpu) {
   Norms<BFloat16>(4, 512, 3);
 }
 
-TEST_F(TokenKernelsOnGpu, ARowThatNoBlockHoldsIsRefused) {
+TEST_F(TokenKernelsOnGpu, ARowTooLongForABlockIsRefused) {
   const auto driver = device::OpenCudaDriver();
   ASSERT_THAT(driver, sluice::testing::IsOk());
   const auto kernels = TokenKernels::Load(driver->get());

@@ -41,7 +41,7 @@ double Scale(const Numbers& x, int64_t begin, int64_t width) {
   return 1 / std::sqrt(squares / static_cast<double>(width) + kEpsilon);
 }
 
-TYPED_TEST(TokenMath, RmsNormIsTheFormula) {
+TYPED_TEST(TokenMath, RmsNormMatchesTheFormula) {
   using T = TypeParam;
   for (const int64_t width : {1, 20, 256, 1000}) {
     const RmsNormShape shape{5, width, kEpsilon};
@@ -62,7 +62,7 @@ TYPED_TEST(TokenMath, RmsNormIsTheFormula) {
 }
 
 // Covers one to three gradients, and a residual in the place of the result.
-TYPED_TEST(TokenMath, RmsNormBackwardIsTheDerivative) {
+TYPED_TEST(TokenMath, RmsNormBackwardMatchesTheDerivative) {
   using T = TypeParam;
   for (const int64_t width : {1, 20, 300}) {
     for (int count = 1; count <= kMostGradients; ++count) {
@@ -114,7 +114,7 @@ TYPED_TEST(TokenMath, RmsNormBackwardIsTheDerivative) {
   }
 }
 
-TYPED_TEST(TokenMath, RopeTurnsPairsAndBackInPlace) {
+TYPED_TEST(TokenMath, RopeRotatesPairsInPlaceAndItsInverseRotatesBack) {
   using T = TypeParam;
   for (const int64_t dim : {2, 20, 128}) {
     const RopeShape shape{3, 2, dim};
@@ -150,7 +150,7 @@ TYPED_TEST(TokenMath, RopeTurnsPairsAndBackInPlace) {
   }
 }
 
-TYPED_TEST(TokenMath, SwigluIsTheFormulaAndItsDerivative) {
+TYPED_TEST(TokenMath, SwigluMatchesTheFormulaAndItsDerivative) {
   using T = TypeParam;
   const int64_t n = 1003;
   Draw draw(4);
@@ -174,7 +174,7 @@ TYPED_TEST(TokenMath, SwigluIsTheFormulaAndItsDerivative) {
   this->ExpectNear(dy, of_up, "up");
 }
 
-TYPED_TEST(TokenMath, SoftmaxGradientIsTheFormula) {
+TYPED_TEST(TokenMath, SoftmaxGradientMatchesTheFormula) {
   using T = TypeParam;
   for (const int64_t width : {1, 30, 1000}) {
     constexpr int64_t kRows = 6;
@@ -208,7 +208,7 @@ TYPED_TEST(TokenMath, SoftmaxGradientIsTheFormula) {
   }
 }
 
-TYPED_TEST(TokenMath, ANanIsNotHidden) {
+TYPED_TEST(TokenMath, ANanReachesTheResult) {
   using T = TypeParam;
   std::vector<T> x(20, Narrow<T>(1)), y(20);
   const std::vector<T> weight(20, Narrow<T>(1));
@@ -227,7 +227,7 @@ TYPED_TEST(TokenMath, ANanIsNotHidden) {
   EXPECT_TRUE(std::isnan(Wide(x[0])));
 }
 
-TYPED_TEST(TokenMath, NoRowIsFine) {
+TYPED_TEST(TokenMath, AcceptsEmptyShapes) {
   using T = TypeParam;
   Compute(RmsNormShape{0, 8, kEpsilon}, RmsNormTensors<T>());
   Compute(RopeShape{0, 2, 8}, RopeTensors<T, T>());

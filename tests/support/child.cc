@@ -38,7 +38,7 @@ void EnterChild(const Pipe& out, const Pipe& err, pid_t parent) {
   dup2(err.write.get(), STDERR_FILENO);
 }
 
-// Appends all available bytes; false at the end of the stream.
+// Appends up to 4 KiB of the available bytes. Returns false if there are none.
 bool Drain(UniqueFd& fd, std::string& into) {
   std::array<char, 4096> buffer;
   const ssize_t got = read(fd.get(), buffer.data(), buffer.size());

@@ -1,7 +1,5 @@
-// Child processes with failures that a test cannot miss.
-//
-// A Child is killed and reaped on destruction, so no test leaves one behind. It
-// also dies with the test process.
+// Child processes of tests. A Child is killed and reaped on destruction, and
+// dies with the test process.
 #pragma once
 
 #include <sys/types.h>
@@ -18,7 +16,7 @@
 namespace sluice::testing {
 
 struct ChildResult {
-  int exit_code = -1;  // -1: ended by a signal
+  int exit_code = -1;  // -1 if a signal ended the process
   int signal = 0;
   std::string out;  // stdout
   std::string err;  // stderr
@@ -40,7 +38,7 @@ class Child {
 
   pid_t pid() const { return pid_; }
   void Kill(int signal);
-  // Waits until stdout contains `text`; returns false if the child ends or
+  // Waits until stdout contains `text`. Returns false if the child ends or
   // `timeout` passes first.
   bool WaitForOutput(const std::string& text, absl::Duration timeout);
   std::string output();  // stdout so far
@@ -60,8 +58,8 @@ class Child {
   ChildResult result_;
 };
 
-// Pins this process, and its later children, to one core; false: the kernel
-// does not allow it that core.
+// Pins this process, and its later children, to one core. Returns false if the
+// kernel does not allow that core.
 bool PinThisProcess(int core);
 
 // Returns the path of a binary built with the tests ("sluiced").

@@ -1,5 +1,5 @@
-// Compares text with a reviewed file in the tree. SLUICE_UPDATE_GOLDEN=1 writes
-// the file again.
+// Compares text with a reviewed file in the tree. With SLUICE_UPDATE_GOLDEN=1
+// in the environment, replaces the file's text.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -23,8 +23,8 @@ class Session:
     """
 
     def __init__(self, library, job, socket=None):
-        """`library`: the path of libsluice.so. `socket`: None for the node's.
-        """
+        """`library` is the path of libsluice.so. `socket` is a path, or None
+        for the node's daemon."""
         self.native = interface()
         self.library = self.native.load(library)
         self.handle = ctypes.c_void_p()

@@ -12,8 +12,8 @@
 namespace sluice::testing {
 
 // Makes this process's later calls of pidfd_open fail with `error`,
-// permanently, so call it in a child. False: the kernel does not allow it
-// (seccomp).
+// permanently, so call it in a child. Returns false if the kernel does not
+// allow seccomp.
 [[nodiscard]] inline bool RefusePidfds(unsigned error) {
   sock_filter rules[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

@@ -1,4 +1,4 @@
-// How many collectives a step's optimizer needs.
+// Counts the collectives of a step's optimizer.
 #pragma once
 
 #include <iterator>
@@ -7,8 +7,8 @@
 
 namespace sluice::testing {
 
-// A reduce-scatter and an all-gather per even round, a reduce and a broadcast
-// per bucket of the others, and the sum of the norm's squares.
+// Counts a reduce-scatter and an all-gather per even round, a reduce and a
+// broadcast per bucket of other rounds, and the sum of the norm's squares.
 inline int64_t OptimizerCollectives(const stream::ModelShape& model,
                                     int ranks) {
   if (ranks == 1) return 0;

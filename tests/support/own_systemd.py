@@ -6,15 +6,14 @@ import subprocess
 import sys
 import traceback
 
-# Everything that a process started with these has started and mounted ends
-# with it.
+# Prefix of a command. All that the command starts and mounts ends with it.
 NAMESPACES = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
               "--mount"]
 
 
 def passes(script, *words, more=()):
     """Runs `script` in the namespaces, prints its output, and returns whether
-    its checks pass. `more`: further namespaces."""
+    its checks pass. `more` has options of unshare for further namespaces."""
     passed = False
     with subprocess.Popen(
             [*NAMESPACES, "--cgroup", "--uts", *more, sys.executable,
@@ -28,7 +27,7 @@ def passes(script, *words, more=()):
                 if passed or line == "FAILED\n":
                     break  # the systemd also holds the pipe open
         finally:
-            # This also ends its systemd and all processes started there.
+            # Also ends the systemd and all processes that were started there.
             booted.kill()
     return passed
 

@@ -7,7 +7,8 @@
 
 namespace sluice::testing {
 
-// Short (unix socket paths end at 107 characters): $TMPDIR/sluice-XXXXXX.
+// The path, $TMPDIR/sluice-XXXXXX, is short, because the path of a unix socket
+// may have at most 107 characters.
 class TempDir {
  public:
   TempDir();

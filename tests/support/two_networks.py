@@ -1,18 +1,17 @@
-"""Simulates the networks of two machines: two namespaces of network and host
-name with one cable between them. Needs `unshare`, `nsenter` and `ip`; needs no
-root if users may create namespaces."""
+"""Simulates two machines by namespaces for the network and the host name, with
+a virtual cable between them. Needs `unshare`, `nsenter` and `ip`; needs no root
+if users may create namespaces."""
 
 import ctypes
 import subprocess
 
 
 class TwoNetworks:
-    """The two networks, until `close`. A machine's host name is its address.
-    """
+    """The two machines exist until `close`. Their host names are their
+    addresses."""
 
     ADDRESSES = ("10.99.0.1", "10.99.0.2")
-    # Run in each namespace. Once the cable is down no packet arrives, and
-    # neither side is notified.
+    # Takes the cable down. No packet arrives then, and no program is notified.
     CUT = ("ip", "link", "set", "cable", "down")
 
     def __init__(self):

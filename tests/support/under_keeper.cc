@@ -25,7 +25,8 @@ std::string TextOf(const std::string& path) {
   return text.str();
 }
 
-// Returns only live processes: a dead one has no command line any more.
+// Returns the processes of `program` with `folder` in their arguments. A dead
+// process has no command line, so it is not found.
 std::vector<pid_t> Running(const std::string& program,
                            const std::string& folder) {
   std::vector<pid_t> found;
@@ -46,8 +47,8 @@ std::vector<pid_t> Running(const std::string& program,
   return found;
 }
 
-// Returns whether a socket listens: a client that connects to a socket that is
-// only bound is refused. Does not connect, as a daemon counts its peers.
+// Returns whether the socket at `path` is not only bound but listens. Does not
+// connect to find out, because a daemon counts its peers.
 bool IsListening(const std::string& path) {
   constexpr unsigned long kAccepts = 0x10000;  // SO_ACCEPTCON, proc(5)
   std::istringstream sockets(TextOf("/proc/net/unix"));
@@ -63,7 +64,7 @@ bool IsListening(const std::string& path) {
 
 }  // namespace
 
-// Starts it in a shell, for a log that outlives the keeper.
+// Starts the keeper by a shell that appends standard error to a file.
 UnderKeeper::UnderKeeper(const Of& of) : of_(of) {
   std::vector<std::string> argv = {"/bin/sh",
                                    "-c",

@@ -1,5 +1,5 @@
-// A daemon under a real sluiced-keeper, either of which may die. Finds the
-// running processes, and ends all of them.
+// Runs a daemon under a real sluiced-keeper. A test may kill either process;
+// the destructor ends all of them.
 #pragma once
 
 #include <sys/types.h>
@@ -24,26 +24,26 @@ class UnderKeeper {
     std::vector<std::string> more = {"--driver", "sim"};
   };
   UnderKeeper() : UnderKeeper(Of()) {}
-  // Returns once it serves; fails the test otherwise.
+  // Returns once the daemon serves, and fails the test if it does not.
   explicit UnderKeeper(const Of& of);
   ~UnderKeeper();
   UnderKeeper(const UnderKeeper&) = delete;
 
   std::string File(const std::string& name) const { return folder_.File(name); }
   std::string socket() const { return File(of_.socket); }
-  // Return the pid once exactly one process other than `other_than` runs; they
-  // fail the test after 20 s.
+  // Return the pid once exactly one such process runs, and its pid is not
+  // `other_than`. Fail the test after 120 s.
   pid_t keeper(pid_t other_than = 0) const;
   pid_t daemon(pid_t other_than = 0) const;
-  // Sends SIGKILL. Returns the keeper's pid.
+  // Send SIGKILL to the process, and return its pid.
   pid_t KillKeeper() const;
   pid_t KillDaemon() const;
   // Returns the standard error of all processes.
   std::string Log() const;
-  // Waits until the log contains `text` so many times. Returns whether it does.
+  // Waits until the log contains `text` `times` times. Returns whether it does.
   bool WaitForLog(const std::string& text, int times = 1) const;
-  // Ends the keeper, or a daemon without one, with SIGTERM. Returns whether all
-  // processes are gone.
+  // Ends the keeper, or a daemon without a keeper, with SIGTERM. Returns
+  // whether that ended all processes.
   bool End();
   // Returns whether anything is left in the runtime directory.
   bool HoldsFiles() const;

@@ -125,7 +125,6 @@ inline constexpr int kAttributeHostNumaVirtualMemory = 141;
   X(cuLaunchKernel, Kernel, unsigned, unsigned, unsigned, unsigned, unsigned,  \
     unsigned, unsigned, StreamPointer, void**, void**)
 
-// Pointers to the loaded functions.
 struct Functions {
 #define SLUICE_CUDA_MEMBER(name, ...) Result (*name)(__VA_ARGS__) = nullptr;
   SLUICE_CUDA_FUNCTIONS(SLUICE_CUDA_MEMBER)

@@ -13,7 +13,8 @@
 
 namespace sluice::device::cuda {
 
-// An unusable GPU keeps its number, so that those of the others do not change.
+// An unusable GPU keeps its number, so that the other GPUs' numbers do not
+// change.
 struct Gpu {
   Device device = 0;
   absl::Status fault;  // Unavailable: the GPU is unusable and has no `device`

@@ -33,7 +33,6 @@ class LoadedLibrary {
   Functions functions_;
 };
 
-// Returns the status code of a driver's error.
 absl::StatusCode CodeOf(Result result);
 
 }  // namespace sluice::device::cuda

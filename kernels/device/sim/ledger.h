@@ -28,7 +28,6 @@ class Ledger {
  public:
   explicit Ledger(NodeMapping* node);
 
-  // Returns the name for the memfd of new memory.
   std::string MemfdName(Placement where, Bytes size) const;
   // Counts new memory, which this process has made and has open.
   // ResourceExhausted: the place had less than `size` free.

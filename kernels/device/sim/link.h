@@ -4,18 +4,18 @@
 // A copy is cut into slices. For each one the copying thread books the link: it
 // advances the link's `next_free` by the slice's time, with one
 // compare-exchange. Two streams that copy at the same time book alternately, so
-// each gets half, and none notifies another. The thread sleeps until the booked
-// time is over and only then moves the bytes. As with a real copy, data arrives
-// late and the source is read late, so that a missing wait shows as wrong data.
+// each gets half of the speed. The thread sleeps until the booked time is over
+// and only then moves the bytes. As with a real copy, data arrives late and the
+// source is read late, so that a missing wait shows as wrong data.
 //
 // Booking uses virtual time: a slice starts at the end of the copy's previous
 // slice and not when its thread woke up, so that late wake-ups do not slow a
 // link (a DMA engine is not descheduled). Lateness beyond kMaxCatchUpNs is
 // lost. A stream that dies has booked at most one slice that it did not copy.
 //
-// Every user of the node writes to the clocks. So a clock that is more than
-// kMostBookings slices ahead counts as exactly that far ahead: it slows others
-// as much as so many busy streams. A clock that is behind speeds its link up.
+// Every user of the node can write to the clocks. So a clock that is more than
+// kMostBookings slices ahead counts as kMostBookings slices ahead. A clock that
+// is behind speeds its link up.
 #pragma once
 
 #include <atomic>
@@ -33,11 +33,11 @@ inline constexpr int64_t kMaxCatchUpNs = 50'000'000;
 // Returns MonotonicClock's time, the same in all processes of the machine.
 int64_t MonotonicNs();
 
-// The most slices of other streams that a booking waits for.
+// Limit of the slices of other streams that a booking waits for.
 inline constexpr int64_t kMostBookings = 64;
 
 // Books the link for `size` bytes from `ready_ns` on, or once it is free.
-// Returns the booking's end (at speed 0, no limit: `ready_ns`).
+// Returns the booking's end, or `ready_ns` at speed 0, which means no limit.
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns);
 

@@ -40,7 +40,8 @@ class PhysicalMemory {
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       return ErrnoStatus(errno, "seal memory");
     }
-    // Reopens it: the kernel does not count memfd_create's own as a writer.
+    // Not the descriptor of memfd_create, which the kernel does not count as a
+    // writer.
     if (TellsHolders()) {
       SLUICE_ASSIGN_OR_RETURN(fd, Reopen(fd));
     }
@@ -101,10 +102,10 @@ class PhysicalMemory {
     return fd_.Duplicate();
   }
 
-  // Returns whether HeldByOthers works; probed once. It relies on write leases:
-  // the kernel grants one on a file exactly if no other open file of it exists,
-  // and a mapping or a descriptor in flight keeps one open. Returns false if
-  // /proc is missing or the kernel behaves differently.
+  // Returns whether HeldByOthers works; probed once. HeldByOthers relies on
+  // write leases: the kernel grants a lease exactly if no other open file
+  // description of the memory exists. Mappings and descriptors in flight keep
+  // theirs open.
   static bool TellsHolders() {
     static const bool tells = KernelTellsHolders();
     return tells;

@@ -29,10 +29,9 @@ struct MemoryName {
 
 // Returns the text for memfd_create.
 std::string ToText(const MemoryName& name);
-// Parses a name. Returns nullopt for any other text.
 std::optional<MemoryName> ReadMemoryName(std::string_view text);
 
-// Parses what links and lists of mappings show: "/memfd:… (deleted)".
+// Parses a name as /proc shows it: "/memfd:… (deleted)".
 std::optional<MemoryName> ReadShownName(std::string_view text);
 
 // Reads the name of the memfd that a link in /proc points to.

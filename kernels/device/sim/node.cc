@@ -198,9 +198,10 @@ absl::Status CreateSimNode(const std::string& directory,
                      O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644));
     if (!fd) return ErrnoStatus(errno, "make " + fresh);
     // With 0644, whatever the umask, ranks of any user that may enter the
-    // directory can read it. Others cannot truncate it, which raises SIGBUS.
+    // directory can read the file. They cannot truncate it, which would raise
+    // SIGBUS in other processes.
     fchmod(fd.get(), 0644);
-    // Writing to a missing page on a full file system would be a SIGBUS.
+    // Writing to a missing page on a full file system would raise SIGBUS.
     if (const int error = posix_fallocate(fd.get(), 0, sizeof(SharedState));
         error != 0) {
       return ErrnoStatus(
@@ -262,8 +263,8 @@ absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
       "only its owner changes a simulated node, or makes memory of it");
 }
 
-// Locks a new open file, so that threads exclude each other as processes do.
-// Closing the returned descriptor unlocks.
+// Locks a new open file description, so that threads exclude each other as
+// processes do. Closing the returned descriptor unlocks.
 absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
   if (books_ == Books::kOwn) return UniqueFd();
   SLUICE_RETURN_IF_ERROR(ForWriting().status());

@@ -11,9 +11,10 @@
 
 namespace sluice::device {
 
-// How used memory is counted. kShared: the kernel is asked. kOwn, for the one
-// process that makes the node's memory (the daemon): the process counts itself
-// and ignores later changes of sizes, lost GPUs and failures in the state.
+// How used memory is counted. With kShared a process asks the kernel. kOwn is
+// for the one process that makes the node's memory (the daemon): it keeps the
+// count, and ignores later changes of sizes, lost GPUs and failures in the
+// state.
 enum class Books { kShared, kOwn };
 
 // Maps the state file and holds a shared lock on it, which shows CreateSimNode
@@ -21,7 +22,7 @@ enum class Books { kShared, kOwn };
 class NodeMapping {
  public:
   // `clocks` come from MakeSimClocks. Without them the owner's processes share
-  // those in the state, and each process of another user has private ones.
+  // the state's clocks, and each process of another user has private clocks.
   // FailedPrecondition: the state is damaged or of another version.
   static absl::StatusOr<std::unique_ptr<NodeMapping>> Open(
       const std::string& directory, Books books = Books::kShared,
@@ -65,7 +66,7 @@ class NodeMapping {
   const Mapped<SharedState> state_;
   const bool writable_;
   const Books books_;
-  Mapped<SharedClocks> clocks_;  // null: the clocks in the state are used
+  Mapped<SharedClocks> clocks_;  // null if the state's clocks are used
   std::string name_;
   SimConfig config_;
   // With own books: the failures that were pending when the node was opened.

@@ -88,14 +88,13 @@ dev_t MemfdDevice() {
 // them: a daemon's many threads share one table of thousands of descriptors.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
-    // 0 means the same table. If kcmp fails, a table is searched twice.
+    // 0 means the same table. If kcmp fails, a table may be searched twice.
     if (syscall(SYS_kcmp, thread, other, KCMP_FILES, 0, 0) == 0) return false;
   }
   others.push_back(thread);
   return true;
 }
 
-// One search through all processes.
 class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}

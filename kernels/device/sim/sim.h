@@ -22,7 +22,7 @@ namespace sluice::device {
 
 struct SimLink {
   std::string name;                 // "pcie0"
-  double h2d_bytes_per_second = 0;  // 0: not limited
+  double h2d_bytes_per_second = 0;  // 0 means no limit
   double d2h_bytes_per_second = 0;
 };
 
@@ -60,7 +60,8 @@ absl::StatusOr<UniqueFd> MakeSimClocks();
 absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
     const std::string& directory, const UniqueFd& clocks);
 
-// A process with memory of the node. Memory that two hold counts for both.
+// A process with memory of the node. Memory that two processes hold counts for
+// both of them.
 struct SimHolder {
   int pid = 0;
   uid_t uid = 0;

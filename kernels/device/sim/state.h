@@ -41,7 +41,7 @@ struct SharedClocks {
 
 struct SharedLink {
   char name[kSimNameLength];
-  // Indexed by CopyDirection. 0: not limited.
+  // Indexed by CopyDirection. 0 means no limit.
   std::atomic<double> bytes_per_second[2];
 };
 
@@ -54,7 +54,7 @@ struct SharedGpu {
 
 struct SharedFailure {
   char call[kSimNameLength];
-  std::atomic<int64_t> remaining;  // 0: the entry is free; -1: claimed
+  std::atomic<int64_t> remaining;  // 0 if the entry is free, -1 if claimed
 };
 
 struct SharedState {
@@ -67,7 +67,7 @@ struct SharedState {
   uint32_t link_count;
   SharedGpu gpus[kSimMaxGpus];
   SharedLink links[kSimMaxLinks];
-  std::atomic<uint32_t> failures_armed;  // 0: there are no failures to check
+  std::atomic<uint32_t> failures_armed;  // number of pending failures
   SharedFailure failures[kSimMaxFailures];
   // Used by the owner's processes that get no clocks from a daemon.
   SharedClocks clocks;
@@ -79,7 +79,7 @@ static_assert(std::atomic<int64_t>::is_always_lock_free);
 // Returns an InvalidArgument about the node; `message` states the fault.
 absl::Status BadNode(const std::string& message);
 
-// InvalidArgument names the impossible value and the possible ones.
+// Return InvalidArgument with the impossible value and the possible ones.
 absl::Status CheckSimConfig(const SimConfig& config);
 absl::Status CheckLinkSpeed(std::string_view link, double bytes_per_second);
 
@@ -99,7 +99,6 @@ using Mapped = std::unique_ptr<T, Unmap<T>>;
 
 // InvalidArgument: `fd` is no memfd of clocks, or is not sealed.
 absl::StatusOr<Mapped<SharedClocks>> MapClocks(const UniqueFd& fd);
-// Makes clocks for this process only.
 absl::StatusOr<Mapped<SharedClocks>> PrivateClocks();
 
 }  // namespace sluice::device

@@ -1,8 +1,8 @@
 // A simulated copy stream: one thread that executes its operations in order. On
-// an idle stream the caller itself records events, fills up to kMostAtOnce
-// bytes, and copies as many over a link of unlimited speed, because waking a
-// thread would cost more CPU. With poisoned buffers the thread executes every
-// copy and fill, which then arrives after the call has returned.
+// an idle stream the calling thread itself records events, and fills or (over a
+// link of unlimited speed) copies up to kMostAtOnce bytes, because waking the
+// other thread would cost more CPU. With poisoned buffers the stream's thread
+// executes every copy and fill, so that data arrives after the call.
 #pragma once
 
 #include <atomic>
@@ -89,9 +89,10 @@ class SimStream {
   };
 
   void Push(Operation operation);
-  // Executes it on the caller if `is_instant` and the stream is idle.
+  // Executes `operation` on the calling thread if `is_instant` and the stream
+  // is idle.
   void Move(const Operation& operation, bool is_instant);
-  // Claims an idle stream for the caller; Finish releases it.
+  // Claims an idle stream for the calling thread; Finish releases the stream.
   bool TryBegin();
   void Finish();
   void Run();
