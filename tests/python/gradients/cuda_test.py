@@ -1,6 +1,6 @@
-"""Streamed steps on torch's CUDA device, on the fake driver and its race
-detector (tests/fake_cuda), which finds each removed wait. This proves nothing
-about a GPU."""
+"""Tests streamed steps on torch's CUDA device, on the fake driver. Its race
+detector (tests/fake_cuda) finds each removed wait. This proves nothing about a
+real GPU."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_a_step_is_the_models_own_and_ordered(node, what):
     assert node.take_findings() == ""
 
 
-# A link speed that makes the daemon grant copies; the fakes copy as fast as
-# they can.
+# If a link has a speed, its copies need the daemon's grants. The fakes copy as
+# fast as they can.
 LINK = """
 [cuda]
 links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e8}]
@@ -68,8 +68,8 @@ def test_a_model_that_is_elsewhere_is_refused(node):
 
 
 def test_a_process_ends_without_findings(node):
-    """Its last calls come after thread-local objects that they use were
-    destroyed."""
+    """The process makes its last driver calls after thread-local objects that
+    these calls use were destroyed."""
     ran = node.start("cuda_exit.py")
     assert ran.returncode == 0, ran.stderr
     assert node.take_findings() == ""

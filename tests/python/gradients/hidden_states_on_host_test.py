@@ -1,5 +1,5 @@
-"""Hidden states in host memory: results are the same without a [B, S, H]
-tensor on the device, and embeddings and heads run by chunks."""
+"""With hidden states in host memory, results are the same, no [B, S, H] tensor
+is on the device, and embeddings and heads run by chunks."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def losses(model, lengths):
 
 
 def test_dropout_after_the_embedding(session, hidden):
-    """The gradient is that of the drawn dropout."""
+    """The gradient equals the slope of the loss under the same dropout."""
     kind, changes = KINDS["learned positions"]
     model, inputs = tiny(kind, **{**changes, "embd_pdrop": 0.3}), batch()
     sluice.stream(model, session=session, chunk=16, hidden=hidden,
@@ -229,7 +229,7 @@ def test_a_custom_loss_has_the_models_gradients(session, hidden):
 def test_an_exception_gives_everything_back(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
     if where == "model.embed_tokens" and hidden == "device":
-        at = min(at, 4)  # there it is called for four chunks at once
+        at = min(at, 4)  # on the device one call embeds four chunks
 
     def fail(*_):
         calls.append(1)
@@ -274,8 +274,8 @@ def mixing(model):
 
 
 def counting(model):
-    """Changes the output between layers and head, where a layer's probe does
-    not look."""
+    """Changes the output between layers and head, which the probe of a layer
+    does not see."""
     model.model.norm.register_forward_hook(
         lambda m, a, y: y * (1 + y.shape[1] / 100))
 
@@ -311,8 +311,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_unsupported_calls_are_refused_on_host_and_run_whole_on_device(
         session, name):
-    """With hidden="host" the call is refused; with "device" embedding and head
-    run whole."""
+    """With hidden="device" the embedding and the head of these calls run
+    whole."""
     model, inputs = tiny(), batch()
     stream = sluice.stream(model, session=session, chunk=16, hidden="host")
     inputs.update(CALLS[name](model))
@@ -337,7 +337,6 @@ def test_embeddings_from_the_caller(session):
 
 
 def test_bf16(session):
-    """The error against fp32 is that of hidden states on the device."""
     model = tiny().to(torch.bfloat16)
     wide = tiny()
     wide.load_state_dict(model.state_dict())

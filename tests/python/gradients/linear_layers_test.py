@@ -58,7 +58,8 @@ def test_gradients_are_torchs(shape, bias, dtype, count):
 
 
 def test_narrow_sums_are_wide():
-    """Gradients in bf16 are summed in fp32, which a product cannot add to."""
+    """A bf16 product cannot add to an fp32 sum, so its result is added
+    separately."""
     layer = nn.Linear(5, 3, dtype=torch.bfloat16)
     gradients = Gradients(slots(layer))
     xs = inputs((4, 5), torch.bfloat16)
@@ -115,7 +116,7 @@ class Maps(nn.Module):
 
 
 class Cuts(nn.Module):
-    """Its backward computes gradients of its weight, too."""
+    """Computes the gradients of its weight in a backward of its own."""
 
     def __init__(self):
         super().__init__()
@@ -205,8 +206,8 @@ def test_autocast_is_torchs():
 
 
 class Adding(TorchDispatchMode):
-    """Counts additions to tensors of these shapes, inside products and
-    separate."""
+    """Counts additions inside products (`inside`), and separate additions to
+    tensors of `shapes` (`beside`)."""
 
     def __init__(self, shapes):
         super().__init__()

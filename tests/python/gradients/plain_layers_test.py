@@ -1,6 +1,6 @@
-"""Layers that fit on the device run plain, without recomputation. Every
-mixture with streamed layers has the plain model's gradients, within `hbm=`
-bytes."""
+"""Layers that fit on the device run plain, without recomputation. Any mixture
+of plain and streamed layers has the plain model's gradients. Plain layers take
+at most `hbm=` bytes."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def kept(session: sluice.Session, model: nn.Module, inputs: dict
 
 
 def room_for(count: int, of_all: int, eager: bool = True) -> int:
-    """Returns the `hbm=` for `count` plain layers and the memory to compute
-    one."""
+    """Returns the `hbm=` for `count` plain layers and for the memory that
+    computing a layer takes."""
     return (count + 1 + eager) * of_all // LAYERS
 
 
@@ -229,7 +229,6 @@ class Dropout(nn.Module):
 
 @pytest.mark.parametrize("count", [2, LAYERS])
 def test_dropout(session, count):
-    """Plain and streamed layers drop the same in forward and in backward."""
     model, inputs = wrap_mlps(Dropout, model_of()), batch()
     of_all = kept(session, copy.deepcopy(model), inputs)
     sluice.stream(model, session=session, chunk=16, quiet=True,

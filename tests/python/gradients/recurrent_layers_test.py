@@ -1,5 +1,5 @@
-"""Layers that pass a state along the sequence, through the cache argument:
-their gradients are the model's own."""
+"""Layers that pass a state along the sequence, through the cache argument,
+have the model's own gradients."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def steps(name, session, calls, **options) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_the_models_own(session, name):
-    """The chunk divides the first length. With the others the last chunk is
-    short; one of a single row is merged with the chunk before it."""
+    """128 rows are whole chunks. 150 rows end with a short chunk. The last row
+    of 193 is merged with the chunk before it."""
     steps(name, session, [batch(length=length, seed=length)
                           for length in (128, 150, 193)])
 
@@ -109,8 +109,8 @@ def test_chunks_are_whole_blocks_and_have_no_single_row(session):
 
 
 def test_host_bytes_are_the_formulas(session):
-    """The host holds inputs of all rows, and each chunk's initial state except
-    the first one's."""
+    """The host holds the inputs of all rows, and the initial state of each
+    chunk but the first."""
     model, sequences, chunks = configs.tiny("mamba2"), 2, 4
     stream = sluice.stream(model, session=session, chunk=BLOCK, quiet=True)
     run(model, batch(sequences, chunks * BLOCK))
@@ -190,8 +190,8 @@ def test_layers_that_write_a_state_without_reading_it_run_whole(session, name):
 
 
 class Changing:
-    """Changes the state that a short convolution leaves, from a number of rows
-    on."""
+    """Scales the state that a short convolution leaves, in calls with at least
+    `rows` rows."""
 
     def __init__(self, conv, rows, factor):
         self._own, self._rows, self.factor = conv.forward, rows, factor
@@ -208,7 +208,8 @@ class Changing:
 
 
 def test_a_state_that_depends_on_the_number_of_rows_is_found(session):
-    """The probe has fewer rows, so the check of a part of a chunk finds it."""
+    """The probe has fewer rows. The comparison of a part of a chunk finds the
+    difference."""
     model = configs.tiny("lfm2")
     for layer in model.model.layers:
         if not layer.is_attention_layer:

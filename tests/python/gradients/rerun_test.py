@@ -1,5 +1,5 @@
-"""Attention of the first chunks is recomputed in backward: gradients are
-bit-identical, and the host holds less."""
+"""With rerun=, backward recomputes attention of the first chunks. Gradients
+are bit-identical, and the host holds fewer bytes."""
 
 from __future__ import annotations
 

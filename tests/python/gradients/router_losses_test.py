@@ -1,5 +1,5 @@
-"""Load-balancing losses of experts, computed from the router logits of all
-layers."""
+"""Tests load-balancing losses of experts, which models compute from the router
+logits of all layers."""
 
 from __future__ import annotations
 
@@ -127,7 +127,8 @@ def test_a_loss_that_is_not_a_sum_is_refused(session, monkeypatch):
 
 
 class OlderLayer(mixtral.MixtralDecoderLayer):
-    """Works as transformers 4.57's: returns its router's logits on request."""
+    """Returns its router's logits on request, as layers of transformers 4.57
+    do."""
 
     def forward(self, hidden_states, output_router_logits=False, **kwargs):
         said = []
@@ -141,10 +142,10 @@ class OlderLayer(mixtral.MixtralDecoderLayer):
 
 
 class OlderModel(mixtral.MixtralModel):
-    """Collects the logits itself."""
+    """Collects the router logits that its layers return."""
 
     _can_record_outputs = {}
-    first = False  # their place in a layer's outputs
+    first = False  # whether it collects a layer's hidden states instead
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None,
                 past_key_values=None, inputs_embeds=None, use_cache=None,

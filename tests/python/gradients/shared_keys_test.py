@@ -1,5 +1,5 @@
-"""Layers that use the keys and values of an earlier layer (Gemma-4): their
-gradients flow back to that layer."""
+"""In models with layers that use the keys and values of an earlier layer
+(Gemma-4), gradients flow back to the earlier layer."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_bf16_is_no_false_alarm(session):
      "the gradient of 'shared_kv_states.sliding_attention.0'")])
 def test_a_gradient_that_is_not_handed_back_is_found(session, monkeypatch,
                                                      method, instead, found):
-    """Removes the code that returns these gradients; the probe must notice it.
-    """
+    """Removes code that returns gradients of shared keys. The probe must
+    notice."""
     monkeypatch.setattr(f"sluice.node.shared_tensors.Handing.{method}", instead)
     stream = sluice.stream(tiny(), session=session, quiet=True)
     assert any(found in kind.why for kind, _ in stream.whole)

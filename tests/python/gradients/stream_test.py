@@ -1,5 +1,5 @@
-"""A streamed model trains like the same model unstreamed: loss, gradients,
-host bytes."""
+"""A streamed model has the loss and the gradients of the same model
+unstreamed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODELS = {
 }
 
 
-# parallel/, attention/ or skipped_products_test also cover the deep ones.
+# parallel/, attention/ or skipped_products_test also cover the deep cases.
 @pytest.mark.parametrize("name", [
     deep(name) if name in ("one kv head", "q/k norms") else name
     for name in MODELS])
@@ -67,8 +67,7 @@ def test_lengths_and_chunks(session, length, chunk):
 def test_documents_and_padding(session):
     positions = torch.cat([torch.arange(20), torch.arange(55)])
     model, inputs = tiny(), batch()
-    # With a cache transformers would not separate the documents; training does
-    # not need one, and the streamed model has none.
+    # With a cache transformers does not separate the documents.
     inputs["use_cache"] = False
     inputs["position_ids"] = torch.stack([positions, torch.arange(75)])
     assert_same(streamed(model, session, inputs, 16),
@@ -123,8 +122,8 @@ def test_autograds_memory_does_not_grow_with_layers(session):
 
 
 def test_bf16_is_no_worse_than_plain(session):
-    """Compares with eager attention and with SDPA. The error of a single batch
-    varies by some 10 %, so many batches are used."""
+    """Compares with eager attention and with SDPA. Sums the errors of many
+    batches, because that of a single batch varies by some 10 %."""
     def error(found, exact):
         return sum(float((g.double() - exact.gradients[n].double()).norm())
                    ** 2 for n, g in found.gradients.items()) ** 0.5
@@ -278,7 +277,6 @@ def test_stream_touches_no_gradient_and_no_random_state(session):
 
 
 def test_gradients_of_arguments_come_back_once(session):
-    """Covers per-layer inputs and any leaf that is an argument of a layer."""
     class Scaled(Wrapper):
         def forward(self, hidden_states, scale=None, **kwargs):
             return self.inner(hidden_states, **kwargs) * scale
@@ -307,7 +305,7 @@ def test_gradients_of_arguments_come_back_once(session):
 
 
 class AsksTorch(Wrapper):
-    """Llama's attention, written only with torch's function."""
+    """Llama's attention, by a call of torch's scaled_dot_product_attention."""
 
     def __init__(self, inner, **asked):
         super().__init__(inner)

@@ -23,8 +23,9 @@ import sluice
 from sluice import Unsupported
 from sluice.hf.causal_twin import Twins
 
-# Mamba-1 and attention; a bias on all scores; hidden states of another shape,
-# with keys and values passed between layers; tensors passed between layers.
+# jamba has Mamba-1 and attention, bloom a bias on all scores, gemma3n_text
+# hidden states of another shape. Layers of gemma3n_text pass each other keys
+# and values, layers of zaya other tensors.
 HYBRID, ALL = "jamba", ["bloom", "gemma3n_text", "zaya"]
 
 
@@ -92,8 +93,7 @@ def test_layers_run_whole_after_a_change_in_them(session):
 
 
 def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
-    """Only a small twin is made to find this out, because a whole one might
-    not fit."""
+    """A twin of the whole model might not fit in memory."""
     made, own = [], Twins._made
 
     def noted(self, small, device):
@@ -181,7 +181,6 @@ class Dropped(TokenShift):
 
 
 def test_random_numbers_are_drawn_again(session):
-    """A whole layer draws the same numbers as unstreamed."""
     model, inputs = wrap_mlps(Dropped), batch()
     torch.manual_seed(5)
     expected = unstreamed(model, inputs)

@@ -89,7 +89,7 @@ def test_prefetching_twice_copies_once(arena):
     assert arena.copies == 2
 
 
-def test_a_put_tensor_may_be_let_go_at_once(arena):
+def test_a_put_tensor_may_be_freed_at_once(arena):
     hosts = []
     for i in range(300):
         hosts.append(arena.put(torch.full((1000,), float(i))))
@@ -199,8 +199,8 @@ def test_ten_thousand_random_calls_agree_with_a_dict(arena):
 
 
 def test_threads_that_call_at_once_keep_their_bytes(arena):
-    """Guards against an arena that updates its books in another thread's call
-    and so frees bytes that are in use."""
+    """Guards against a call that updates the arena's books within another
+    thread's call, and so frees bytes that are in use."""
     def work(seed: int) -> None:
         draw = random.Random(seed)
         held = []
@@ -211,7 +211,7 @@ def test_threads_that_call_at_once_keep_their_bytes(arena):
             if len(held) > 5:
                 value, host = held.pop(draw.randrange(len(held)))
                 assert bool((arena.get(host, "cpu") == value).all())
-                # Otherwise the last reference frees it.
+                # Otherwise the memory is freed with its last reference.
                 if draw.random() < 0.5:
                     arena.drop(host)
             assert arena.used_bytes >= 0
