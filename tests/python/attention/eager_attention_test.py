@@ -361,7 +361,7 @@ def test_padding_in_a_mask_made_by_the_model_is_used(session):
     (sees_all, "not, for each row, one interval")])
 @pytest.mark.filterwarnings("ignore:sluice")
 def test_layers_with_an_unsupported_mask_of_the_model_run_whole(session, made,
-                                                              word):
+                                                                word):
     whole(session, own_mask_model(made), word)
 
 

@@ -20,7 +20,7 @@ pytest_plugins = "fake_node"  # the fixture `node`
     "rounded", "slots", "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
     "no_kernel", "by_flash_through_windows", "optimizer",
     deep("rounded_optimizer"), "a_session_by_torchs_device"])
-def test_a_step_is_the_models_own_and_ordered(node, what):
+def test_a_step_is_exact_and_has_no_race(node, what):
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
     assert ran.returncode == 0 and ran.stdout.endswith("same\n"), ran.stderr
@@ -60,7 +60,7 @@ def test_a_removed_wait_or_mark_is_detected(node, what, without):
     assert "is not ordered after" in node.take_findings(), ran.stderr
 
 
-def test_a_model_that_is_elsewhere_is_refused(node):
+def test_a_model_on_another_device_is_refused(node):
     ran = node.run("cuda_step.py", "refusals")
     assert ran.returncode == 0, ran.stderr
     assert "a tensor on cpu: the session's GPU is cuda:0" in ran.stdout

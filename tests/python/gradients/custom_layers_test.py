@@ -59,7 +59,7 @@ DOCUMENTS = torch.block_diag(torch.ones(30, 30), torch.ones(70, 70)).tril(
 
 @pytest.mark.parametrize("sample", [True, False], ids=["sample", "first call"])
 @pytest.mark.parametrize("mask", [WINDOW, DOCUMENTS], ids=["window", "packed"])
-def test_layers_are_given_a_mask(session, sample, mask):
+def test_layers_may_be_given_a_mask(session, sample, mask):
     """Guards against probing with another step's tensor in place of the mask,
     which would refuse every mask that is not causal."""
     model, ids = titan(), tokens(2, 100)
@@ -73,7 +73,7 @@ def test_layers_are_given_a_mask(session, sample, mask):
 
 
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeat", "gqa"])
-def test_hidden_states_in_the_host(session, repeats):
+def test_hidden_states_in_the_host_are_exact(session, repeats):
     """Layers pass each other a stand-in with a storage of one element."""
     model = titan(repeats=repeats, layers=3)
     expected = graded(copy.deepcopy(model), tokens(2, 96))
@@ -161,7 +161,7 @@ def test_row_mixing_layers_run_whole_from_the_first_call_without_a_sample(
     assert stream.stats().host_bytes == 0
 
 
-def test_a_table_without_declared_rows_is_refused_or_whole(session):
+def test_a_table_without_declared_rows_is_refused_or_runs_whole(session):
     model = titan()
     expected = graded(copy.deepcopy(model), tokens())
     stream = streamed(model, session, rows={})
@@ -178,8 +178,8 @@ def test_a_table_without_declared_rows_is_refused_or_whole(session):
     (dict(dropout_p=0.1, is_causal=True), "dropout"),
     (dict(attn_mask=torch.ones(75, 75).tril().bool()), "mask tensor"),
 ], ids=["both directions", "dropout", "mask"])
-def test_attention_that_is_not_causal_is_refused_or_whole(session, change,
-                                                          names):
+def test_attention_that_is_not_causal_is_refused_or_runs_whole(session, change,
+                                                               names):
     def attend(q, k, v, is_causal=False, enable_gqa=False):
         given = dict(change)
         if "attn_mask" in given:

@@ -154,7 +154,7 @@ def test_plain_layers_take_no_more_than_hbm(session, attention):
         assert plain == count and took - alone <= hbm, (count, took - alone)
 
 
-def test_lengths_and_batches_change(session):
+def test_the_number_of_plain_layers_follows_the_length(session):
     """A step with more tokens than any before is streamed. The bytes that
     layers keep are known per length, so a longer step has fewer plain layers.
     """
@@ -228,7 +228,7 @@ class Dropout(nn.Module):
 
 
 @pytest.mark.parametrize("count", [2, LAYERS])
-def test_dropout(session, count):
+def test_layers_drop_the_same_elements_in_backward(session, count):
     model, inputs = wrap_mlps(Dropout, model_of()), batch()
     of_all = kept(session, copy.deepcopy(model), inputs)
     sluice.stream(model, session=session, chunk=16, quiet=True,
@@ -299,7 +299,7 @@ def test_out_of_memory_falls_back_to_streaming(session, monkeypatch, capsys,
     assert_same(got, run(model, inputs))
 
 
-def test_layers_of_the_users_own(session):
+def test_the_users_own_layers_run_plain_if_they_fit(session):
     model, ids = titan.Titan(), titan.tokens()
     plain = copy.deepcopy(model)
     stream = sluice.stream(

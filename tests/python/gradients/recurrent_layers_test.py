@@ -77,13 +77,13 @@ def test_gradients_are_the_models_own(session, name):
     dict(hidden="host"), dict(rerun=0.5), dict(check="always"),
     dict(policy={"*": {"keep": 0.3, "swap": 0.4}})], ids=str)
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
-def test_options(session, name, options):
+def test_each_option_is_exact(session, name, options):
     steps(name, session, [batch(length=200)], **options)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["lfm2", "nemotron_h", "qwen3_next"])
-def test_padding(session, name, side):
+def test_padding_is_exact(session, name, side):
     inputs = batch(length=150)
     mask = torch.ones_like(inputs["input_ids"])
     mask[1, slice(0, 70) if side == "left" else slice(80, None)] = 0
@@ -123,7 +123,7 @@ def test_host_bytes_are_the_formulas(session):
     stream.unstream()
 
 
-def test_two_forwards_before_a_backward_and_one_without(session):
+def test_two_forwards_may_precede_a_backward(session):
     model = configs.tiny("qwen3_next")
     calls = [batch(length=length, seed=length) for length in (130, 200)]
     wanted = [unstreamed(model, inputs) for inputs in calls]
@@ -150,7 +150,7 @@ def test_frozen_layers_pass_gradients_on(session):
 
 @pytest.mark.parametrize("name", ["lfm2", "nemotron_h", "qwen3_next"])
 @pytest.mark.parametrize("narrow", ["weights", "autocast"])
-def test_bf16_is_no_false_alarm(session, name, narrow):
+def test_the_check_accepts_bf16(session, name, narrow):
     model = configs.tiny(name)
     if narrow == "weights":
         model.bfloat16()
@@ -169,7 +169,7 @@ def test_bf16_is_no_false_alarm(session, name, narrow):
 @pytest.mark.parametrize("positions", [
     torch.cat([torch.arange(70), torch.arange(80)]),
     torch.cat([torch.arange(70), torch.arange(80) + 300])])
-def test_packed_documents(session, positions):
+def test_packed_documents_are_refused(session, positions):
     model = configs.tiny("lfm2")
     stream = sluice.stream(model, session=session, quiet=True)
     inputs = {**batch(length=150), "use_cache": False,

@@ -57,7 +57,7 @@ def test_gradients_are_the_models_own(session, name):
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
-def test_gradients_of_layers_that_run_whole(session, hidden):
+def test_gradients_of_whole_layers_are_the_models_own(session, hidden):
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     for layer in model.model.layers:
         layer.post_attention_layernorm.register_forward_hook(
@@ -81,7 +81,7 @@ def test_router_logits_requested_by_the_config_are_exact(session, hidden):
                 unstreamed(model, off))
 
 
-def test_logits_and_the_loss_alone(session):
+def test_router_logits_and_their_loss_are_exact(session):
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     expected = model(**asked())
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -104,7 +104,7 @@ def test_logits_and_the_loss_alone(session):
 
 
 @pytest.mark.parametrize("head", ["rows", "whole"])
-def test_head_and_loss_run_by_rows(session, head):
+def test_router_losses_are_exact_with_each_head(session, head):
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     twin = copy.deepcopy(model)
     sluice.stream(model, session=session, chunk=16, quiet=True, head=head)
@@ -183,7 +183,7 @@ def older(**changes):
 
 @pytest.mark.parametrize("options", [
     {}, {"hidden": "host"}, {"head": "whole"}], ids=str)
-def test_logits_that_layers_answer(session, options):
+def test_router_logits_that_layers_return_are_exact(session, options):
     model, inputs = older(), padded()
     plain = unstreamed(model, inputs)
     expected = unstreamed(model, asked(inputs))
@@ -196,7 +196,7 @@ def test_logits_that_layers_answer(session, options):
                          **options), expected)
 
 
-def test_logits_that_the_decoder_makes_itself_are_refused(session):
+def test_router_logits_of_unknown_modules_are_refused(session):
     model = older()
     model.model.first = True
     sluice.stream(model, session=session, chunk=16, quiet=True)

@@ -166,7 +166,7 @@ def is_any(name):
 @pytest.mark.parametrize("first,then", [
     (lambda n: "mlp" in n, is_any), (lambda n: "o_proj" in n, is_any),
     (lambda n: "gain" not in n, is_any)])
-def test_which_weights_train_may_change(session, first, then):
+def test_the_trained_weights_may_change(session, first, then):
     """A trained scale reads the product before it in backward. A frozen scale
     does not."""
     model = tiny()

@@ -44,7 +44,7 @@ def unlabelled(length, sequences=2):
 
 @pytest.mark.parametrize("options", [
     {}, dict(hidden="host"), dict(check="always", rerun=0.5)], ids=str)
-def test_layers_run_whole_beside_layers_that_run_by_chunks(session, options):
+def test_whole_layers_beside_chunked_layers_are_exact(session, options):
     model = configs.tiny(HYBRID)
     twin = configs.tiny(HYBRID)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
@@ -70,7 +70,7 @@ def test_layers_run_whole_beside_layers_that_run_by_chunks(session, options):
 
 
 @pytest.mark.filterwarnings("ignore:sluice")
-def test_bytes_are_of_the_models_dtype(session):
+def test_reported_bytes_are_of_the_models_dtype(session):
     def weighed(dtype):
         model = configs.tiny("bloom").to(dtype)
         [(kind, _)] = sluice.stream(model, session=session, quiet=True).whole
@@ -109,7 +109,7 @@ def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_models_whose_layers_all_run_whole(session, name):
+def test_models_with_only_whole_layers_are_exact(session, name):
     model, twin = configs.tiny(name), configs.tiny(name)
     with pytest.warns() if name == "bloom" else pytest.MonkeyPatch.context():
         stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -140,7 +140,7 @@ def test_attention_of_a_whole_layer_goes_by_chunks(session):
 @pytest.mark.parametrize("name", [
     "bloom", HYBRID, "deepseek_v4", "qwen4_exp_text"])
 @pytest.mark.filterwarnings("ignore:sluice")
-def test_padding(session, name, side):
+def test_padding_is_exact(session, name, side):
     model, twin = configs.tiny(name), configs.tiny(name)
     inputs = batch(length=75)
     mask = torch.ones_like(inputs["input_ids"])
@@ -180,7 +180,7 @@ class Dropped(TokenShift):
         return F.dropout(super().forward(x), 0.3, self.training)
 
 
-def test_random_numbers_are_drawn_again(session):
+def test_whole_layers_draw_the_plain_models_numbers(session):
     model, inputs = wrap_mlps(Dropped), batch()
     torch.manual_seed(5)
     expected = unstreamed(model, inputs)
@@ -210,7 +210,7 @@ def test_a_whole_layer_that_is_not_deterministic_is_found(session):
         run(model, batch())
 
 
-def test_layers_of_ones_own_run_whole(session):
+def test_the_users_own_layers_run_whole(session):
     model = shifting()
     inputs = batch()
     expected = unstreamed(model, inputs, "sdpa")
