@@ -44,8 +44,8 @@ def _arguments() -> argparse.Namespace:
 
 
 class _Asked:
-    """Whether a signal has asked to end. This is a flag, because an exception
-    that is raised while a child is forked would be lost."""
+    """Tells whether a signal has arrived. The signals set a flag, because an
+    exception that is raised while a child is forked would be lost."""
 
     def __init__(self, *signals: int):
         self.came = False
@@ -123,7 +123,7 @@ def main() -> int:
     configs.tiny("llama")  # imports what every child needs, once
     if not arguments.plain_only:
         import sluice.hf.transformers_model  # noqa: F401
-    # Loaded objects are neither searched nor copied in the children.
+    # The children's collections neither search nor copy loaded objects.
     gc.freeze()
     rows: list[judge.Row] = []
     walk = children.rows(

@@ -1,7 +1,7 @@
-"""The plain model's own step, with which the streamed step is compared.
+"""Runs the plain model's step, with which the streamed step is compared.
 
 The same tokens and labels pass through the model with eager attention and, if
-it has it, with SDPA. The difference of these two steps shows how well
+the model has it, with SDPA. The difference of these two steps shows how well
 conditioned each parameter's gradient is.
 """
 
