@@ -1,5 +1,5 @@
-// Puts the same load on a process that does no work: measures the share of a
-// pair's time that the sockets, the two processes and the machine take.
+// A process that answers without work. The benchmark's load on it measures the
+// part of a pair's time that sockets, processes and machine take.
 #pragma once
 
 #include <memory>

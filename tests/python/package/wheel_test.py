@@ -122,7 +122,7 @@ def test_doctor_finds_no_problem(environment, tmp_path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_plan_is_answered_by_the_wheels_sluicectl(environment, tmp_path) -> None:
+def test_the_wheels_sluicectl_answers_plan(environment, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(dict(
         model_type="llama", hidden_size=4096, intermediate_size=14336,
         num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
