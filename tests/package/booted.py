@@ -52,8 +52,7 @@ def skips():
 
 
 def main(script, make_check):
-    """Runs the check's `all` beside a booted Debian; a test's script calls
-    this."""
+    """Runs the check's `all` beside a booted Debian, and exits."""
     if sys.argv[1] == "--inside":
         in_namespaces(make_check, *sys.argv[2:])
     if skips():

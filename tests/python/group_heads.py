@@ -67,7 +67,7 @@ def dropout_in_heads(session, group) -> None:
 
 
 def rows_of_padding(session, group) -> None:
-    """Every rank refuses a call whose loss counts rows of padding."""
+    """Every rank refuses a call with a loss that counts rows of padding."""
     model = tiny_with("QuestionAnswering")
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)
     inputs = {**HEADS["an answer that begins and ends"][1],
