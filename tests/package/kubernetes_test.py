@@ -224,7 +224,7 @@ class OnANode(unittest.TestCase):
         self.assertIn("driver sim", installed.run(
             "unshare", "--mount", "sh", "-c", inside))
 
-    def test_an_upgrade_under_an_older_keeper_changes_nothing(self):
+    def test_an_upgrade_without_an_admin_socket_changes_nothing(self):
         os.rename(self.node.folder + "/run/sluice-admin/admin.sock",
                   self.node.folder + "/run/sluice/admin.sock")
         done = self.node.upgrade(self.image("sluiced-next"))

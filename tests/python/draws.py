@@ -691,7 +691,7 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=math.inf,
-                        help="begin no draw after so many seconds")
+                        help="begin no draw after so many")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
