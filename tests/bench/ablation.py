@@ -70,8 +70,6 @@ listen = ""
 
 
 class Runs:
-    """Runs sluice-train on one daemon."""
-
     def __init__(self, folder, runtime):
         self._folder, self._runtime = folder, runtime
         self._text = os.path.join(runtime, "text")

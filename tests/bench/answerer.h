@@ -1,5 +1,3 @@
-// A process that answers without work. The benchmark's load on it measures the
-// part of a pair's time that sockets, processes and machine take.
 #pragma once
 
 #include <memory>
@@ -11,7 +9,8 @@
 namespace sluice::bench {
 
 // A child process that answers each request at once: a lease with a grant of no
-// extents, a free with "freed".
+// extents, a free with "freed". Load on it measures what sockets, processes and
+// the machine take without a daemon's work.
 class Answerer {
  public:
   explicit Answerer(int sessions);

@@ -10,8 +10,7 @@ import math
 # A row has regressed if it exceeds both limits, which needs several bad rounds.
 MEDIAN_LIMIT = 1.05
 LOWER_QUARTILE_LIMIT = 1.02
-# Values up to this count as zero, because a solver's tolerance has no
-# meaningful ratio. In every row's unit, meaningful values are larger.
+# Values up to this count as zero: a solver's tolerance has no meaningful ratio.
 ZERO = 1e-7
 
 

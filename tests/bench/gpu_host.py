@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What pinned host memory costs on this machine, by each way to make it.
+"""Measures the cost of pinned host memory, by each way to make it.
 
     gpu_host.py --bin DIR --json FILE [--small]
 

@@ -24,7 +24,7 @@ class Gpu(unittest.TestCase):
         self.folder = folder.name
 
     def dry_run(self, *words, fakes="gpus=1,host_numa=0,pageable=0,cublas=1"):
-        """Returns (exit status, {row: value}, {reason: rows without a value}).
+        """Returns (exit status, {row: value}, reasons of rows without a value).
         """
         out = os.path.join(self.folder, "out.json")
         ended = subprocess.run(

@@ -15,7 +15,7 @@ struct OpenLoop {
 
 // Returns the milliseconds of each pair, without the first tenth, which warms
 // up. `sockets` are sessions that have exchanged Hello. A session runs one pair
-// at a time. If the next pair falls due before that, it waits, and the wait
+// at a time. A pair that falls due during another one waits, and the wait
 // counts. A wrong answer ends the process.
 std::vector<double> PairMillis(const OpenLoop& load,
                                const std::vector<int>& sockets);

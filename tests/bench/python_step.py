@@ -91,8 +91,8 @@ def in_turns(models_, ids, before=1):
 
 
 def fitting(length):
-    """Returns the entries of a model that fits whole, and of one with room for
-    one layer: tokens/s relative to the plain model's."""
+    """Returns the entries of a model with room for all layers and of a model
+    with room for one layer: tokens/s relative to the plain model's."""
     plain, streamed, ids = models(length)
     _, fits, _ = models(length, hbm=1 << 30)
     for _ in range(2):

@@ -42,7 +42,7 @@ constexpr OpenLoop kLoad = {
 // needs four times as long for a pair still fails at this rate.
 constexpr OpenLoop kCheckedLoad = {
     .sessions = 64, .pairs_per_second = 2'500, .pairs = 5'000};
-constexpr int kKills = 25;  // rounds, each of all GPUs
+constexpr int kKills = 25;  // rounds that kill the ranks of all GPUs
 constexpr int kLeasesPerKill = 40;
 
 constexpr char kNode[] = R"(

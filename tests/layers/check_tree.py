@@ -91,7 +91,7 @@ BARE_LOCK = re.compile(
 MAKES_TENSOR = re.compile(
     r"\bat::(empty|zeros|ones|full|arange|rand|randn|randint|randperm|eye|"
     r"linspace|scalar_tensor|tensor|from_blob)\(")
-# The last group has names of variables with such options.
+# The last group names variables that hold options with a device.
 SAYS_WHERE = re.compile(
     r"\bOn(Host)?\(|\boptions\(\)|\b(options|float32|wide|ids)\b")
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
@@ -208,7 +208,7 @@ def arguments(text, at):
 
 
 def check_placement(files):
-    """Every new tensor states its device: client/torch/placement.h."""
+    """Yields new tensors that state no device (client/torch/placement.h)."""
     for path, text in files.items():
         if not path.startswith(("client/torch/", "client/train/")):
             continue

@@ -23,7 +23,6 @@ def in_namespaces(make_check, build, work):
 
 
 def replace_daemon(deb, program):
-    """Replaces sluiced in the package by `program`."""
     with tempfile.TemporaryDirectory() as tree:
         run("dpkg-deb", "-R", deb, tree)
         shutil.copy(program, tree + "/usr/bin/sluiced")

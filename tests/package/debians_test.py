@@ -30,8 +30,6 @@ DESK = ("plan", "train", "--model", "llama-8b", "--hardware", "h100-80g",
 
 
 class Root:
-    """A root of one release."""
-
     def __init__(self, release, work):
         self.path = f"{work}/{release}"
         rootfs.make(self.path, ["init-system-helpers", "systemd"],

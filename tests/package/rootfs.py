@@ -91,7 +91,7 @@ def mount(*words):
 
 def boot(root):
     """Mounts what the systemd of `root` needs, in this process's namespaces.
-    Their processes outside of `root` have its /run, too."""
+    Mounts its /run on /run, too."""
     mount("--make-rprivate", "/")
     # A mount of its own for the root, which a unit's sandbox can replace.
     mount("--bind", root, root)

@@ -1,5 +1,5 @@
-"""Compares a training step on torch's CUDA device on the fakes with the same
-model on the CPU, unstreamed:
+"""Compares streamed steps on torch's CUDA device on the fakes with steps of the
+plain model on the CPU:
 
     cuda_step.py SOCKET MODEL [WITHOUT]
 
@@ -147,8 +147,7 @@ def automatic(session: sluice.Session) -> None:
 
 
 def measured_by_events(session: sluice.Session) -> None:
-    """Durations are the GPU's, which exceed the host's time to enqueue the
-    work."""
+    """Durations are the GPU's, not the time in which the host enqueues."""
     a, own = torch.ones(700, 700, device=GPU), [
         torch.cuda.Event(enable_timing=True) for _ in range(2)]
     with HostArena(session) as arena:
@@ -695,9 +694,9 @@ def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
     optimizer = sluice.AdamW(ours, lr=1e-2, session=session)
     leave_out(optimizer._states)
     expected = torch.optim.AdamW(torchs, lr=1e-2, foreach=True)
-    # All parameters have gradients in every third step, and only those of the
-    # first bucket in the others. The gradients are copied before the steps,
-    # because a wait for the copies would order the steps.
+    # In every third step all parameters have gradients, in the other steps only
+    # the first two. The gradients are copied before the steps, because a wait
+    # for the copies would order the steps.
     grads = [[torch.randn(p.shape).to(dtype) if i < 2 or step % 3 == 0
               else None for i, p in enumerate(ours)] for step in range(6)]
     on_gpu = [[None if grad is None else grad.to(GPU) for grad in of_step]

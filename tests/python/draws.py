@@ -1,4 +1,4 @@
-"""Training drawn by seed, streamed and plain side by side.
+"""Draws training by seed, and runs it streamed and plain.
 
 A draw is a tiny model of transformers, settings of stream(), and two to four
 training steps. Between the steps, and between a step's forwards and backwards,
@@ -449,8 +449,8 @@ def forwards_and_backwards(trainee: Trainee, step: Step, threads: bool
 
 def _in_threads(trainee: Trainee, step: Step, saved: Callable,
                 between: Callable[[], None], threads: bool) -> list[float]:
-    """Runs all forwards, in threads or one after the other, then all backwards
-    in the same way."""
+    """Runs the calls in threads, or one after the other. All forwards end
+    before a backward begins if the step has operations in between."""
     losses: dict[int, torch.Tensor] = {}
     errors: list[BaseException] = []
 
@@ -631,8 +631,6 @@ def _end_step(step: Step, plain: Trainee, got: Trainee, failed: bool) -> None:
 
 @dataclasses.dataclass
 class Report:
-    """The results of several draws."""
-
     draws: int = 0
     compared: int = 0  # number of compared steps
     refused: int = 0

@@ -1,5 +1,4 @@
-"""Behaviour of groups of ranks apart from gradients, for groups.py. All ranks
-run each function."""
+"""Cases of groups.py apart from gradients. All ranks run each function."""
 
 from __future__ import annotations
 

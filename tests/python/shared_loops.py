@@ -56,8 +56,8 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (function that makes the trainer, whether stream() is called after
-# it, as TRL needs because it replaces the model's forward)
+# name -> (function that makes the trainer, whether stream() comes after it). It
+# comes after TRL's trainer, which replaces the model's forward.
 CASES = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,

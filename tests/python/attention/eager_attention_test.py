@@ -289,8 +289,7 @@ def test_a_whole_layers_attention_runs_by_chunks(session):
 # --- dense masks that a model makes itself -----------------------------------
 
 class OwnMask(LlamaModel):
-    """Makes its own mask, as models do that do not use transformers' mask
-    functions."""
+    """Makes its own mask, without transformers' mask functions."""
 
     def forward(self, input_ids=None, attention_mask=None, use_cache=None,
                 **_):

@@ -1,5 +1,5 @@
-"""Tests which daemon and which rank a session gets that names none, and that a
-user's own daemon leaves nothing behind."""
+"""Tests which daemon and which rank a session gets if it names none, and that
+a user's own daemon leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocking calls that run on their own threads."""
+"""Tests blocking calls, which run on threads of their own."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Linear layers in replays: each gradient is torch's, and weight gradients are
-accumulated inside the product."""
+"""In replays the gradients of linear layers are torch's, and weight gradients
+are added inside the product."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def assert_near(got, expected) -> None:
 
 
 def steps(name, session, calls, **options) -> None:
-    """Each call of the streamed model has the plain one's loss and gradients.
-    """
+    """Checks loss and gradients of each call of the streamed model."""
     model = configs.tiny(name)
     stream = sluice.stream(model, session=session, quiet=True,
                            **{"chunk": BLOCK, **options})

@@ -1,4 +1,4 @@
-"""Tensors in leased host memory: contents, and counts to the byte."""
+"""Tests tensors in leased host memory: contents, and counts to the byte."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_tensor_with_a_graph_is_held_without_it(arena):
     assert not arena.get(host, "cpu").requires_grad
     held = [tensor for _, _, tensor in arena._copies.in_flight[1].held]
     assert all(tensor.grad_fn is None for tensor in held)
-    arena.add(host, result)  # no graph here either
+    arena.add(host, result)  # does not join the graph
     assert torch.equal(arena.get(host, "cpu"), torch.full((8, 8), 4.0))
 
 

@@ -1,5 +1,5 @@
-"""A model that equals one that this process has probed is not probed again. A
-model that differs in anything is probed."""
+"""A model is not probed if this process has probed an equal model. A model that
+differs in anything is probed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sluice.AdamW has bit-identical parameters and states to torch's AdamW."""
+"""Parameters and states of sluice.AdamW are bit-identical to torch's AdamW."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_groups_and_schedulers_change_no_bit(session):
     for p in frozen:
         p.requires_grad_(False)
     for i in range(6):
-        if i == 3:  # trains the frozen parameters; one has no gradient
+        if i == 3:  # the frozen parameters are trained from here on
             for p in frozen:
                 p.requires_grad_(True)
         pair.step(without={2} if i % 2 else {3})
@@ -184,7 +184,7 @@ def test_weights_set_by_the_user_replace_their_masters(session):
     pair.same()
 
 
-# --- states ---------------------------------------------------------------------
+# --- states ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", HALVES[:2], ids=str)
@@ -301,7 +301,7 @@ def test_a_state_of_other_parameters_is_refused_and_changes_nothing(session):
     pair.same()
 
 
-# --- memory ---------------------------------------------------------------------
+# --- memory ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype, each", [(torch.float32, 8),
@@ -385,7 +385,7 @@ def test_a_step_works_after_a_failed_step(session, monkeypatch):
     pair.same()
 
 
-# --- ends -----------------------------------------------------------------------
+# --- ends --------------------------------------------------------------------
 
 
 def test_states_stay_readable_after_the_session(daemon):
@@ -448,7 +448,7 @@ def test_two_optimizers_can_share_a_daemon(daemon, monkeypatch):
         pair.same()
 
 
-# --- refusals -------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make, said", [
@@ -506,7 +506,7 @@ def test_copies_of_an_optimizer_are_refused(session):
             call(pair.ours)
 
 
-# --- loops of users -----------------------------------------------------------------
+# --- loops of users ----------------------------------------------------------
 
 
 def test_a_streamed_model_trains_as_with_torchs_adamw(session):

@@ -60,7 +60,6 @@ class _Asked:
 
 
 def _say(row, done: int, of: int, trace: bool) -> None:
-    """Prints one line of progress to stderr."""
     detail = row.reason
     if row.difference is not None:
         detail = f"{row.worst} {row.difference:.1e} {detail}"

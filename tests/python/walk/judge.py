@@ -88,11 +88,11 @@ def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
 def yardstick(
     row: Row, steps: dict[str, dict[str, plain.Step]]
 ) -> tuple[dict[str, float], str]:
-    """Returns the plain model's own differences, and the attention to compare
-    with: eager.
+    """Returns the plain model's own differences, and the name of the attention
+    to compare with: "eager".
 
-    If the model's two attentions do not compute the same, returns the
-    attention that the streamed model is loaded with, and differences of zero.
+    If the model's two attentions do not compute the same, returns differences
+    of zero, and the attention that the streamed model is loaded with.
     """
     own = compare.own_differences(list(steps.values()))
     if max(own.values()) <= compare.DISAGREE:

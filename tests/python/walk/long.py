@@ -3,10 +3,10 @@ that need more rows than a probe or a chunk of the quick walk has.
 
 Llama 4 scales queries from row 8,192 on; other models change their rotary
 embeddings beyond the length that they were trained with. Only the last eighth
-of the rows has labels, so that effects in these rows show.
-The result is compared with the plain model with SDPA, or with eager attention
-and checkpointing if the model has no SDPA. Eager attention without
-checkpointing would hold [heads, S, S] several times.
+of the rows has labels, so that effects in these rows show. The result is
+compared with the plain model with SDPA, or with eager attention and
+checkpointing if the model has no SDPA. Eager attention without checkpointing
+would hold [heads, S, S] several times.
 """
 
 from __future__ import annotations

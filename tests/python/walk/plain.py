@@ -30,8 +30,8 @@ class Step:
 
 
 class Odd(Exception):
-    """A plain model that cannot be compared with: NaN, or no gradient at all.
-    """
+    """The plain model's loss or gradients are not finite, or all gradients are
+    zero."""
 
 
 def batch(left_out: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +84,7 @@ def norm(gradients: dict[str, torch.Tensor | None]) -> float:
 
 
 def check(found: Step) -> None:
-    """Raises Odd if the step's values cannot be compared with."""
+    """Raises Odd if a streamed step cannot be compared with this step."""
     total = norm(found.gradients)
     if not (total > 0 and total < float("inf")):
         raise Odd(f"plain gradients have norm {total}")
