@@ -119,7 +119,7 @@ def test_two_sessions_do_not_see_each_others_memory(daemon):
         b.lease_host(MIB).free()
 
 
-def test_a_lease_over_the_pool_is_refused_with_the_daemons_line(session):
+def test_a_lease_over_the_pool_is_refused_with_the_daemons_message(session):
     held = session.lease_host(MIB)
     fill(held, 3)
     with pytest.raises(sluice.Error, match="asked 256 MiB, free") as raised:

@@ -95,7 +95,7 @@ def test_gradients_of_views_are_torchs(view, of):
 
 
 class Twice(nn.Module):
-    """Uses one weight in two products, and outside of products."""
+    """Uses one weight in several products, and outside of products."""
 
     def __init__(self):
         super().__init__()

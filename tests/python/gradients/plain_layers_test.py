@@ -247,7 +247,7 @@ def test_layers_drop_the_same_elements_in_backward(session, count):
     assert_same(got, run(plain, inputs))
 
 
-def test_a_model_that_fits_draws_the_plain_models_numbers(session):
+def test_a_model_that_fits_draws_the_same_random_numbers(session):
     model, inputs = wrap_mlps(Dropout, model_of()), batch()
     plain = copy.deepcopy(model)
     sluice.stream(model, session=session, chunk=16, quiet=True, hbm=ENOUGH)

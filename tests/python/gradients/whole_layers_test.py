@@ -180,7 +180,7 @@ class Dropped(TokenShift):
         return F.dropout(super().forward(x), 0.3, self.training)
 
 
-def test_whole_layers_draw_the_plain_models_numbers(session):
+def test_whole_layers_draw_the_same_random_numbers(session):
     model, inputs = wrap_mlps(Dropped), batch()
     torch.manual_seed(5)
     expected = unstreamed(model, inputs)
