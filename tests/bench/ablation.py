@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
-"""bench-ablation: what each part of the plan is worth, by real runs.
+"""bench-ablation: how long and how fast each part of the plan alone trains.
 
     ablation.py --bin DIR --json FILE [--way NAME] [--lengths]
 
 A Llama of 32 layers trains on two simulated GPUs. Host memory is four times
 the HBM that the model's states leave free. `sluice-train --probe` finds the
 longest sequence of each way, which is then run for a whole step. Then the two
-ways of a pair take turns at the shorter one's longest sequence. MEMO's ways:
-everything swapped, everything recomputed, half of each, or fractions by a
-linear program. FPDT's way: attention of all chunks is recomputed from the
-layers' inputs, with keys in the outer loop, and nothing stays on the GPU.
-`alst` is the baseline. "By chunk" chooses HBM, host memory or recomputation
-for each chunk. Runs are in fp32, where attention's output is as wide as a
-hidden state, as on a GPU in bf16.
+ways of each of PAIRS take turns at the longest sequence of the second way.
+MEMO's ways: everything swapped, everything recomputed, half of each, or
+fractions by a linear program. FPDT's way: attention of all chunks is recomputed
+from the layers' inputs, with keys in the outer loop, and nothing stays on the
+GPU. `alst` is the baseline. "By chunk" chooses HBM, host memory or
+recomputation for each chunk. Runs are in fp32, where attention's output is as
+wide as a hidden state, as on a GPU in bf16.
 """
 
 import argparse
@@ -70,8 +70,6 @@ listen = ""
 
 
 class Runs:
-    """Runs sluice-train on one daemon."""
-
     def __init__(self, folder, runtime):
         self._folder, self._runtime = folder, runtime
         self._text = os.path.join(runtime, "text")

@@ -1,9 +1,9 @@
 """./dev bench --against REV: compares the present build with the build of REV.
 
 REV is unpacked and built under build/against/, with the same preset and
-compiler cache; build/release is only read. The two builds' programs take
-turns, round after round, each round in the other order, so that a drifting
-machine favours neither. A benchmark with a row that looks slower is run for
+compiler cache. build/release is only read. The programs of the two builds take
+turns, and their order changes in each round, so that a drift of the machine's
+speed favours neither. A benchmark with a row that looks slower is run for
 another `rounds` rounds and judged by all of its rounds.
 """
 
@@ -86,8 +86,8 @@ class Revision:
 
 
 def shared(names, revision_targets, revision):
-    """Returns those of `names` that the revision can build. Prints which names
-    it cannot build and which benchmarks only the revision has."""
+    """Returns the benchmarks of `names` that the revision can build. Prints
+    which of them it cannot build, and which benchmarks only it has."""
     kept = [n for n in names
             if set(programs.targets(n)) <= revision_targets]
     for name in names:
@@ -103,8 +103,8 @@ def shared(names, revision_targets, revision):
 
 
 def measure(comparison, sides, numbers, log):
-    """Runs the rounds `numbers`; sides: (name, folder of programs), the
-    revision first."""
+    """Runs the rounds `numbers`. `sides` has (name, folder of programs) of the
+    revision and of the present build."""
     for number in numbers:
         found = {}
         for name, folder in sides if number % 2 else reversed(sides):
@@ -118,9 +118,8 @@ def measure(comparison, sides, numbers, log):
 
 
 def alternate(names, sides, rounds, comparisons, log):
-    """Measures `names` in turns and fills `comparisons`, which keeps the
-    rounds done so far if an interrupt comes. Returns the benchmarks that
-    failed."""
+    """Measures `names` in turns and fills `comparisons`, which keeps finished
+    rounds if an interrupt comes. Returns the benchmarks that failed."""
     failed = []
     for name in names:
         comparison = compare.Comparison(name)

@@ -24,8 +24,8 @@ def entry(name, value):
 class Turns(unittest.TestCase):
 
     def alternate(self, seconds, rounds=3):
-        """Returns (the sides in the order they ran, the comparisons) for rows
-        with the values `seconds`: {side: value}."""
+        """Returns (the sides in the order they ran, the comparisons, the
+        failed benchmarks, stderr). `seconds`: {side: value of its row}."""
         order, comparisons = [], []
 
         def run(folder, name, output):
@@ -84,7 +84,7 @@ class Turns(unittest.TestCase):
 
 class Report(unittest.TestCase):
 
-    def test_says_what_one_side_lacks(self):
+    def test_names_benchmarks_that_one_side_lacks(self):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             kept = against.shared(
                 ["ipc", "grant"], {"bench-ipc", "bench-old", "all",

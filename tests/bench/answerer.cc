@@ -11,7 +11,7 @@
 namespace sluice::bench {
 namespace {
 
-// Answers on all sockets until the process is killed.
+// Answers on all sockets until a session ends.
 void AnswerAll(const std::vector<UniqueFd>& sockets) {
   const UniqueFd epoll(epoll_create1(EPOLL_CLOEXEC));
   for (const UniqueFd& socket : sockets) {

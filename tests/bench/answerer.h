@@ -1,5 +1,3 @@
-// Puts the same load on a process that does no work: measures the share of a
-// pair's time that the sockets, the two processes and the machine take.
 #pragma once
 
 #include <memory>
@@ -11,7 +9,8 @@
 namespace sluice::bench {
 
 // A child process that answers each request at once: a lease with a grant of no
-// extents, a free with "freed".
+// extents, a free with "freed". Load on it measures what sockets, processes and
+// the machine take without a daemon's work.
 class Answerer {
  public:
   explicit Answerer(int sessions);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The benchmark driver's verdicts, refusals and handling of Ctrl-C."""
+"""Tests the benchmark driver's verdicts, refusals and handling of Ctrl-C."""
 
 import contextlib
 import io
@@ -46,7 +46,7 @@ def heed_interrupts():
 
 class Verdict(unittest.TestCase):
 
-    def test_follows_the_direction(self):
+    def test_follows_the_better_direction(self):
         self.assertEqual(bench.verdict(entry(1.0, 1.1)), "met")
         self.assertEqual(bench.verdict(entry(1.2, 1.1)), "MISSED")
         self.assertEqual(bench.verdict(entry(1.2, 1.1, "higher")), "met")
@@ -85,7 +85,7 @@ class Driver(unittest.TestCase):
     def test_a_silent_benchmark_is_an_error(self):
         self.assertEqual(self.drive("echo '[]' >\"$2\"\n").returncode, 1)
 
-    def test_a_missing_program_is_an_error_when_none_was_named_too(self):
+    def test_a_missing_program_is_an_error_even_if_no_name_is_given(self):
         whole = ('echo \'[{"name": "x", "value": 1, "unit": "s", "target": '
                  'null, "better": "lower", "detail": {}}]\' >"$2"\n')
         self.assertEqual(self.drive(whole, "ipc").returncode, 0)
@@ -98,13 +98,13 @@ class Driver(unittest.TestCase):
         self.assertEqual(run.returncode, 2)
         self.assertIn("no benchmark 'nonsense'", run.stderr)
 
-    def test_a_revision_that_is_none_is_refused_in_one_line(self):
+    def test_an_unknown_revision_is_refused_in_one_line(self):
         run = self.drive("exit 0\n", "--against", "no/such/revision")
         self.assertEqual(run.returncode, 2)
         self.assertRegex(run.stderr, "^error: bench: --against 'no/such/"
                          "revision': no such commit.*\n$")
 
-    def test_no_rounds_are_refused(self):
+    def test_zero_rounds_are_refused(self):
         run = self.drive("exit 0\n", "--against", "HEAD", "--rounds", "0")
         self.assertEqual(run.returncode, 2)
         self.assertIn("--rounds 0: must be at least 1", run.stderr)
@@ -126,7 +126,7 @@ class Driver(unittest.TestCase):
             self.assertEqual(run.returncode, 130)
             self.assertTrue(gone(started))
 
-    def test_ctrl_c_while_it_starts_is_heeded_too(self):
+    def test_ctrl_c_while_a_benchmark_starts_ends_it(self):
         code = ("import os, signal, sys, programs\n"
                 "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
                 "def press():\n"
@@ -152,14 +152,14 @@ class FiguresOfATest(unittest.TestCase):
             with contextlib.redirect_stdout(io.StringIO()):
                 return figures.printed_by(script.name)
 
-    def test_are_what_it_printed(self):
+    def test_are_what_the_script_printed(self):
         self.assertEqual(self.run_script("print('ended 2 s')"), "ended 2 s\n")
 
-    def test_are_none_where_it_fails(self):
+    def test_a_failing_script_has_no_figures(self):
         with self.assertRaisesRegex(SystemExit, "ended with status 3"):
             self.run_script("print('ended 2 s'); raise SystemExit(3)")
 
-    def test_are_none_where_one_is_missing(self):
+    def test_no_file_is_written_if_a_figure_is_missing(self):
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "rows.json")
             with self.assertRaisesRegex(SystemExit, "did not print: y"):

@@ -1,18 +1,16 @@
 """The arithmetic of `./dev bench --against`: ratios, quartiles, a verdict.
 
-A ratio says how many times worse the present tree is than the revision it is
-compared with, whichever way the row is read: 1.10 is 10 % slower, or 10 %
-less where more is better. Every round measures both trees one after the
-other and gives one ratio per row.
+A ratio says how many times worse the present tree is than the revision: 1.10 is
+10 % more if lower values are better, and 1.10 times less if higher values are
+better. Each round measures both trees and gives one ratio per row.
 """
 
 import math
 
-# A row has regressed when both are exceeded: one noisy round cannot do that.
+# A row has regressed if it exceeds both limits, which needs several bad rounds.
 MEDIAN_LIMIT = 1.05
 LOWER_QUARTILE_LIMIT = 1.02
-# Values up to this count as zero, because a solver's tolerance has no
-# meaningful ratio. In every row's unit, meaningful values are larger.
+# Values up to this count as zero: a solver's tolerance has no meaningful ratio.
 ZERO = 1e-7
 
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The arithmetic of `./dev bench --against`."""
+"""Tests the arithmetic of `./dev bench --against`."""
 
 import math
 import unittest
@@ -30,7 +30,7 @@ class Ratio(unittest.TestCase):
         self.assertAlmostEqual(compare.ratio(2.2, 2.0, "higher"), 1.1)
         self.assertAlmostEqual(compare.ratio(2.2, 1.1, "lower"), 0.5)
 
-    def test_zero_has_no_quotient_but_a_direction(self):
+    def test_the_ratio_to_zero_shows_only_the_direction(self):
         self.assertEqual(compare.ratio(0, 0, "lower"), 1)
         self.assertEqual(compare.ratio(0, 0.5, "lower"), math.inf)
         self.assertEqual(compare.ratio(0.5, 0, "lower"), 0)
@@ -53,7 +53,7 @@ class Quantiles(unittest.TestCase):
         self.assertEqual(compare.quantile([3, 1, 2], 0.5), 2)
         self.assertEqual(compare.quantile([4], 0.25), 4)
 
-    def test_bear_infinity(self):
+    def test_may_be_infinite(self):
         self.assertEqual(compare.quantile([math.inf] * 3, 0.25), math.inf)
         self.assertEqual(compare.quantile([1, math.inf], 0.5), math.inf)
         self.assertEqual(compare.quantile([1, 1, math.inf], 0.5), 1)
@@ -76,14 +76,14 @@ class Verdict(unittest.TestCase):
         self.assertFalse(compare.regressed([1, 1, 1, 1, 1, 1, 50]))
         self.assertTrue(compare.regressed([0.1, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2]))
 
-    def test_is_the_rows_own_direction(self):
+    def test_follows_the_rows_own_direction(self):
         self.assertEqual(compared(*[(1.0, 1.2)] * 7)["verdict"], "SLOWER")
         self.assertEqual(compared(*[(1.0, 0.8)] * 7)["verdict"], "faster")
         self.assertEqual(compared(*[(1.0, 1.01)] * 7)["verdict"], "")
         self.assertEqual(
             compared(*[(1.0, 1.2)] * 7, better="higher")["verdict"], "faster")
 
-    def test_pairs_each_round_with_itself(self):
+    def test_compares_values_of_the_same_round(self):
         # The machine became three times slower halfway; both trees are equally
         # fast.
         row = compared((1, 1), (1, 1), (3, 3), (3, 3), (3, 3))
@@ -96,7 +96,7 @@ class Verdict(unittest.TestCase):
 
 class Rows(unittest.TestCase):
 
-    def test_what_one_side_lacks_is_said_and_not_judged(self):
+    def test_a_row_that_one_side_lacks_is_named_and_not_judged(self):
         comparison = compare.Comparison("x")
         comparison.add([entry("both", 1), entry("old", 1)],
                        [entry("both", 1), entry("new", 1)])
@@ -104,7 +104,7 @@ class Rows(unittest.TestCase):
         self.assertEqual(sorted(comparison.incomplete()),
                          [("new", 0, 1), ("old", 1, 0)])
 
-    def test_what_a_round_lacks_is_said_and_judged_by_the_others(self):
+    def test_a_row_that_a_round_lacks_is_judged_by_the_others(self):
         comparison = compare.Comparison("x")
         comparison.add([entry("a", 1)], [entry("a", 2)])
         comparison.add([entry("a", 1), entry("b", 5)], [entry("b", 5)])

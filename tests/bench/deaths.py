@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""bench-deaths: how long the others of a run outlive a rank that is killed, a
-GPU that is lost, an error that stays with a context.
+"""bench-deaths: how soon a run ends after a rank or its GPU has failed.
 
     deaths.py --bin DIR --json FILE
 

@@ -1,4 +1,4 @@
-"""Helpers of the benchmarks that run a test and read the figures it prints."""
+"""Helpers of benchmarks: arguments, results, and figures that a test prints."""
 
 import argparse
 import json

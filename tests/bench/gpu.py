@@ -3,12 +3,12 @@
 
     gpu.py --bin DIR --json FILE [--call N] [--dry-run]
 
-A call takes at most five minutes, so that it fits into a lent machine's time;
-the first one has the figures that decide. Each step is a process with a limit
-of its own and is left out where the call has less time left than it is expected
-to take. The file is written after each step; a step that fails, or is left out,
-is a row without a value, with the reason. `--dry-run` takes every step with
-tiny sizes: Python on the CPU, the trainer on whatever libcuda.so.1 is there.
+A call takes at most five minutes. The first call has the most important
+figures. Each step is a process with its own time limit. A step is left out if
+the call has less time left than the step is expected to take. The file is
+written after each step. A step that fails or is left out is a row with the
+reason and without a value. `--dry-run` takes every step with tiny sizes: Python
+on the CPU, the trainer on the installed libcuda.so.1.
 """
 
 import argparse
@@ -67,7 +67,7 @@ def without_value(step, why):
 
 def taken(step, limit_s, arguments):
     """Returns the entries that `step` wrote within its limit. If the step
-    failed, the last entry has no value but the reason."""
+    failed, the last entry has the reason and no value."""
     with tempfile.TemporaryDirectory() as folder:
         out = os.path.join(folder, "entries.json")
         command = [sys.executable, os.path.join(HERE, step.script), *step.words,

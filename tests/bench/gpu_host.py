@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What pinned host memory costs on this machine, by each way to make it.
+"""Measures the cost of pinned host memory, by each way to make it.
 
     gpu_host.py --bin DIR --json FILE [--small]
 
@@ -27,7 +27,7 @@ import in_venv
 import node
 
 GIB = 1 << 30
-# An environment variable, which child processes read too.
+# Environment variable with "cuda" or "cpu", which child processes read, too.
 DEVICE = "SLUICE_BENCH_DEVICE"
 
 
@@ -61,8 +61,8 @@ def touch(view, threads):
 
 
 def of_memfd(size, threads, huge):
-    """Returns (seconds to touch, seconds to register, seconds to register in a
-    second process) for a memfd of `size` bytes."""
+    """Returns (seconds to touch, seconds to touch and register, seconds to
+    register in a second process) for a memfd of `size` bytes."""
     fd = os.memfd_create("bench-gpu")
     os.ftruncate(fd, size)
     memory = mmap.mmap(fd, size)
@@ -84,8 +84,8 @@ def of_memfd(size, threads, huge):
 
 
 def register(fd, size):
-    """Runs in the second process: registers the memory that the first one
-    touched, and prints the seconds."""
+    """Registers the memory that another process touched, and prints the
+    seconds. Runs in the second process of `of_memfd`."""
     memory = mmap.mmap(fd, size)
     buffer = (ctypes.c_char * size).from_buffer(memory)
     if has_gpu():

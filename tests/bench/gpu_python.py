@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""transformers beside the Python package on a GPU: one model, one text, one
-process.
+"""Measures transformers beside the Python package on a GPU, in one process.
 
     gpu_python.py beside|longest|documents|ahead --bin DIR --json FILE
 

@@ -24,7 +24,7 @@ class Gpu(unittest.TestCase):
         self.folder = folder.name
 
     def dry_run(self, *words, fakes="gpus=1,host_numa=0,pageable=0,cublas=1"):
-        """Returns (exit status, {row: value}, {reason: rows without a value}).
+        """Returns (exit status, {row: value}, reasons of rows without a value).
         """
         out = os.path.join(self.folder, "out.json")
         ended = subprocess.run(
@@ -43,7 +43,7 @@ class Gpu(unittest.TestCase):
                  for each in entries},
                 [each["detail"] for each in entries if each["value"] is None])
 
-    def test_takes_every_step(self):
+    def test_every_step_has_its_rows(self):
         status, rows, failed = self.dry_run()
         self.assertEqual((status, failed), (0, []))
         for row in ("sluice-train, 64K tokens, alst",
@@ -60,14 +60,14 @@ class Gpu(unittest.TestCase):
         self.assertFalse(
             os.path.exists(os.path.join(self.folder, "findings")))
 
-    def test_has_the_other_rows_where_a_step_fails(self):
+    def test_a_failed_step_leaves_the_other_rows(self):
         status, rows, failed = self.dry_run("--call", "1",
                                             fakes="fail=cuInit:1:100")
         self.assertEqual((status, failed), (1, ["ended with status 1"]))
         self.assertIsNone(rows["sluice-train, 64K tokens"])
         self.assertGreater(rows["Python, 256 tokens, sluice"], 0)
 
-    def test_each_call_holds_its_steps(self):
+    def test_the_steps_of_a_call_fit_in_its_time(self):
         for call in (1, 2, 3):
             steps = [each for each in gpu.STEPS if each.call == call]
             self.assertLessEqual(sum(each.expected_s for each in steps),

@@ -36,8 +36,8 @@ SIZED = ("--layers 4 --hidden 2048 --heads 16 --kv-heads 4 --ffn 5632 "
          "--dtype bf16 --threads 12").split()
 SMALLER_ROOM = ["--hbm", "12GiB", "--host", "16GiB"]
 LARGER_ROOM = ["--hbm", "16GiB", "--host", "20GiB", "--chunk", "16K"]
-# Rounds, and flags by method: first a length at which everything could be
-# kept, then one at which not everything fits.
+# Length -> (rounds, flags of all methods, flags by method). Only at 16K tokens
+# can everything be kept.
 RUNS = {
     "16K tokens": (2, ["--seq-len", "16384", *SMALLER_ROOM],
                    {"keep-all": [], "sluice": []}),

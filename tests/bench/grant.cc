@@ -1,6 +1,7 @@
-// The fast path of a grant: 8 rank processes, each with its own session and
-// pages, take grants at once while the daemon refills and beats. Also the time
-// that grants add to queued copies: see client/copy/granted_ahead.h.
+// Measures the fast path of a grant: 8 rank processes, each with its own
+// session and pages, take grants at once while the daemon refills their limits.
+// Measures also the time that grants add to queued copies
+// (client/copy/granted_ahead.h).
 #include <fmt/format.h>
 #include <sys/mman.h>
 
@@ -30,7 +31,7 @@ constexpr int kCalls = 200'000;
 constexpr int kWarmUp = 1'000;
 constexpr Bytes kCopy = KiB(4);
 
-// Shared by the ranks: nanoseconds of each call, including the clock's.
+// Shared by the ranks: nanoseconds of each call, including the clock reads.
 struct Shared {
   std::atomic<int> ready;
   uint32_t nanoseconds[kRanks][kCalls];
@@ -157,7 +158,7 @@ Entry MeasureAdded() {
   OpenGate open;
   Link link;
   const auto granted = link.Start(&open.gate);
-  // As in a training step, the engine reports by when it needs each copy.
+  // As in a training step, the engine reports how soon it needs each copy.
   granted->KnowSlack({{"", absl::Milliseconds(1)}});
   const auto free = link.Start(nullptr);
   std::vector<double> added;
@@ -177,7 +178,7 @@ Entry MeasureAdded() {
                       Rounds(kRounds))};
 }
 
-// Simulates a fast link, on which a slice ends before the host checks twice.
+// Simulates a fast link, on which a slice ends before the host checks again.
 Entry MeasureShare() {
   OpenGate open;
   Link link;

@@ -26,8 +26,8 @@ using testing::RunningDaemon;
 
 constexpr Bytes kSize = GiB(1);
 constexpr int kRounds = 15;
-// Each daemon grants only a few leases, as no rank holds hundreds. All are
-// held, so that the next one is fresh memory.
+// Each daemon grants only a few leases, as no rank holds hundreds. The leases
+// are held, so that each new lease gets fresh memory.
 constexpr int kDaemons = 10;
 constexpr int kLeases = 20;
 constexpr absl::Duration kTimeToMakeAll = absl::Milliseconds(300);
@@ -163,7 +163,7 @@ std::vector<Entry> Measure() {
   std::vector<double> daemon, bare;
   for (int i = 0; i < Rounds(kRounds); ++i) {
     // The order alternates, so that a drift of the machine's speed favours
-    // neither.
+    // neither side.
     if (i % 2 == 0) daemon.push_back(TouchedThroughDaemon());
     bare.push_back(TouchedBare(ours.get()));
     if (i % 2 != 0) daemon.push_back(TouchedThroughDaemon());

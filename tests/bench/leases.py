@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""bench-leases: how long leases of a node's size take where a GiB of host memory
-takes a quarter of a second to pin.
+"""bench-leases: how long large leases take if pinning takes 250 ms per GiB.
 
     leases.py --bin DIR --json FILE
 
@@ -19,7 +18,7 @@ import figures
 
 PIN_MS_PER_GIB = 250
 PAUSE_S = 10  # between runs
-LEASES = {  # names as the test prints them: the most ms that they may take
+LEASES = {  # name in the test's output -> limit in ms
     "64 GiB, the first time": 64 * PIN_MS_PER_GIB * 1.1,
     "a neighbour's, beside": 350,
     "1 GiB, made ahead": 20,

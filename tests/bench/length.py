@@ -1,13 +1,12 @@
 #!/usr/bin/env python3
-"""bench-length: how long a sequence a small Llama trains on in 64 MiB of
-device memory besides its parameters, in five ways.
+"""bench-length: the longest sequence that a small Llama trains on in 64 MiB.
 
     length.py --bin DIR --json FILE
 
 Device memory is what torch's CPU allocator hands out (counting.cc), at its
-peak in one forward and backward of a fresh model, without its parameters and
-ids. The result is the longest sequence that was really run and fits. Its
-length is estimated from the slope between two short ones, then tried.
+peak in one forward and backward of a new model, without its parameters and
+ids. The result is the longest sequence that was run and fits. Its length is
+estimated from the peaks of two short sequences, then tried.
 """
 
 import gc
@@ -31,7 +30,7 @@ NAMES = {"checkpointed": "checkpointing",
          "checkpointed_chunked_loss": "checkpointing, loss by chunks",
          "alst": "ALST-like"}
 IN_HOST = (4096, 16384)
-ROWS_TARGET = 0.6  # hidden rows per token
+ROWS_TARGET = 0.6  # rows of hidden states per token
 
 
 def entries_of(_):

@@ -1,4 +1,4 @@
-"""A sluiced for one benchmark, and runs of sluice-train on it."""
+"""Starts a sluiced for a benchmark, and runs sluice-train on it."""
 
 import contextlib
 import json

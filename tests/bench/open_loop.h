@@ -14,9 +14,9 @@ struct OpenLoop {
 };
 
 // Returns the milliseconds of each pair, without the first tenth, which warms
-// up. The sessions have exchanged Hello. A session runs one pair at a time; a
-// pair that falls due before the last one ended waits, and its time runs. A
-// wrong answer ends the process.
+// up. `sockets` are sessions that have exchanged Hello. A session runs one pair
+// at a time. A pair that falls due during another one waits, and the wait
+// counts. A wrong answer ends the process.
 std::vector<double> PairMillis(const OpenLoop& load,
                                const std::vector<int>& sockets);
 

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""bench-python: CPU seconds of a training step in Python: streamed, partly
-plain, and plain within a stream, beside plain, checkpointed and `sluice-train`.
+"""bench-python: CPU seconds of a training step in Python.
 
     python_step.py --bin DIR --json FILE
 
-All models take turns in one process with one thread. The copies of the
-simulated GPU, which its threads make on the CPU, are counted, too. The program
-runs itself again in the environment of deploy/setup/venv.txt, which has torch
-and transformers.
+Compares streamed models, with no, some or all layers plain, with the plain
+model, checkpointing and `sluice-train`. All models take turns in one process
+with one thread. The copies of the simulated GPU, which its threads make on the
+CPU, are counted, too. The program runs itself again in the environment of
+deploy/setup/venv.txt, which has torch and transformers.
 """
 
 import array
@@ -31,8 +31,7 @@ SHAPE = dict(vocab_size=VOCAB, hidden_size=256, intermediate_size=688,
              use_cache=False)
 # Limit as a multiple of the plain model's CPU seconds.
 TARGETS = {2048: 1.30, 4096: 1.15}
-# Least tokens/s of models that fit, as a multiple of the plain model's. The
-# first of several lengths is what people try first.
+# Least tokens/s of models that fit, as a multiple of the plain model's.
 FITS_TARGET = 0.98
 FITS = 1024, 2048
 TRAINER_TARGET = 1.1  # limit as a multiple of sluice-train's CPU seconds
@@ -92,8 +91,8 @@ def in_turns(models_, ids, before=1):
 
 
 def fitting(length):
-    """Returns the entries of a model that fits whole, and of one with room for
-    one layer: tokens/s relative to the plain model's."""
+    """Returns the entries of a model with room for all layers and of a model
+    with room for one layer: tokens/s relative to the plain model's."""
     plain, streamed, ids = models(length)
     _, fits, _ = models(length, hbm=1 << 30)
     for _ in range(2):

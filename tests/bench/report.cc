@@ -33,7 +33,7 @@ bool Misses(const Entry& entry, double factor) {
 }
 
 struct Flags {
-  std::string json;  // empty: not written
+  std::string json;  // nothing is written if it is empty
   std::optional<double> check;
 };
 

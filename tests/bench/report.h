@@ -27,6 +27,7 @@ int Report(int argc, char** argv,
 
 // For `measure`: returns whether --check was given.
 bool IsCheck();
+// Returns `most`, or at most 3 with --check.
 int Rounds(int most);
 
 // Writes the list to `path`. Returns 0, or 2 after an error message.

@@ -33,7 +33,7 @@ Ran Bench(std::vector<std::string> arguments) {
 }
 
 // Guards against an error that is reported only after minutes of measuring.
-TEST(BenchReport, NothingIsMeasuredForArgumentsThatAreWrong) {
+TEST(BenchReport, WrongArgumentsAreReportedBeforeMeasuring) {
   for (const std::vector<std::string>& wrong :
        std::vector<std::vector<std::string>>{{"--jsn", "f"},
                                              {"--json"},

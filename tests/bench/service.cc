@@ -42,7 +42,7 @@ constexpr OpenLoop kLoad = {
 // needs four times as long for a pair still fails at this rate.
 constexpr OpenLoop kCheckedLoad = {
     .sessions = 64, .pairs_per_second = 2'500, .pairs = 5'000};
-constexpr int kKills = 25;  // rounds, each of all GPUs
+constexpr int kKills = 25;  // rounds that kill the ranks of all GPUs
 constexpr int kLeasesPerKill = 40;
 
 constexpr char kNode[] = R"(
@@ -66,7 +66,7 @@ extent_bytes = "64MiB"
 )";
 
 constexpr Bytes kTakenOver = GiB(63);
-// Each takeover waits two seconds.
+// The benchmark waits two seconds before each takeover.
 constexpr int kTakeovers = 20, kCheckedTakeovers = 6;
 constexpr char kManyExtents[] = R"(
 [sim]
@@ -80,13 +80,13 @@ extents = 1100
 
 int Takeovers() { return IsCheck() ? kCheckedTakeovers : kTakeovers; }
 
-// Pins this process, to another core per `core` if the machine has several.
+// Pins this process to core `core`, modulo the number of cores.
 void PinApart(int core) {
   const auto cores = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
   SLUICE_CHECK(testing::PinThisProcess(core % cores));
 }
 
-// Opens a session of user `user`; 0: this process's own user.
+// Opens a session of user `user`, or of this process's own user if it is 0.
 RawClient Attach(const std::string& socket, const std::string& job, int gpu,
                  uid_t user = 0) {
   // The kernel records the user at the time of connect.
@@ -106,7 +106,7 @@ std::string Each(const std::vector<double>& values) {
   return text;
 }
 
-// Returns the pid of the keeper's child, once it is not `not_this`.
+// Waits until the keeper has a child other than `not_this`; returns its pid.
 pid_t DaemonOf(const RunningDaemon& kept, pid_t not_this) {
   const pid_t keeper = kept.pid();
   const std::string path =
@@ -194,9 +194,9 @@ std::vector<Entry> LeaseFreePairs(const std::string& suffix, bool stored) {
                        Rounds(kRounds), each_cpu, where)}};
 }
 
-// Two users take turns with all memory of a GPU. The daemon destroys and makes
-// anew each extent that one user freed before the other gets it, so that they
-// never share a descriptor.
+// Two users take turns with all memory of a GPU. The daemon destroys each
+// extent that a user freed and makes a new one for the other user, so that the
+// users never share a descriptor.
 Entry TurnsOfTwoUsers() {
   const RunningDaemon daemon(kTurnsNode, {.kept = true});
   SLUICE_CHECK(chmod(daemon.runtime_dir().c_str(), 0755) == 0);

@@ -1,14 +1,13 @@
 #!/usr/bin/env python3
-"""bench-settings: what the trainer chooses by itself, beside the best of all
-that could be chosen by hand.
+"""bench-settings: the trainer's own settings, beside the best of a grid.
 
     settings.py --bin DIR --json FILE [--shape NAME]
 
 Each shape is trained once with every chunk x prefetch x backward order of a
-grid. The fastest of these and the trainer's own choice then take turns on the
-same daemon, link and memory, because the fastest of thirty single runs was
-also the luckiest. The value is the least median of the grid's settings over
-the median of the trainer's choice: 1 is as fast, 0.9 is 10 % slower.
+grid. The fastest settings and the trainer's own choice then take turns on the
+same daemon, link and memory, because single runs do not tell the fastest from
+the luckiest. The value is the least median of the grid's settings over the
+median of the trainer's choice: at 0.9 the trainer's choice is 11 % slower.
 """
 
 import argparse
@@ -33,8 +32,8 @@ TARGET = 0.9
 
 MODEL = ["--hidden", "128", "--ffn", "344", "--layers", "2", "--threads", "1"]
 HEADS = ["--heads", "4"]
-# Link speed, bytes per second each way (0: as fast as memory), flags, and how
-# many GPUs and NUMA nodes there are (2, 1).
+# Name -> (link speed in bytes per second each way, or 0 for no limit; flags;
+# numbers of GPUs and NUMA nodes, by default 2 and 1).
 SHAPES = {
     "fits": (0, [*HEADS, "--seq-len", "4096", "--hbm", "128MiB", "--host",
                  "256MiB"]),
@@ -108,7 +107,7 @@ def train(folder, runtime, flags, steps=STEPS):
 
 def survey(folder, runtime, flags, numa_nodes=1):
     """Returns ({settings: flags} of the FINALISTS fastest of the grid, how
-    many settings fit, the slowest one's seconds)."""
+    many settings fit, the slowest setting's seconds)."""
     seconds, by_hand = {}, {}
     prefetches, host = PREFETCHES, []
     if numa_nodes > 1:

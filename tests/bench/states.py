@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""bench-states: a step with AdamW's states in host memory beside one with them
-in HBM.
+"""bench-states: a step with AdamW's states in host memory, beside HBM.
 
     states.py --bin DIR --json FILE
 
-Runs on 1, 2 and 4 simulated GPUs. Each has its own link, which is so fast that
-copying the states there and back takes 0.8 of a step's compute time. With
-states in host memory a GPU has less HBM than all states take.
+Runs on 1, 2 and 4 simulated GPUs. Each GPU has its own link, over which the
+states take 0.8 of a step's compute time there and back. With states in host
+memory a GPU has less HBM than all states take.
 
 The states pass through a ring of buffers in HBM. Each direction copies for 0.4
 of the compute time. Copies run under forward, which is 0.25 of it, and as far
@@ -14,8 +13,9 @@ as the ring has room, under backward. With a tiny ring 0.4 - 0.25 = 0.15 stays
 visible, so the limit is 1.15. The step copies nothing else, because its
 activations are kept in HBM.
 
-The sequence is so long that the simulator's memcpy, which takes CPU time but
-would take none of a GPU's, is about a twentieth of the CPU seconds.
+The simulator copies by memcpy, which takes CPU time; a GPU's copies take no
+compute time. The sequence is so long that memcpy is only about a twentieth of
+the CPU time.
 """
 
 import json

@@ -4,9 +4,8 @@
     train_steps.py --bin DIR --json FILE
 
 This script uses only the program's command line, so that `./dev bench
---against` can measure a revision older than the script. Chunk, fractions and
-prefetch are given, because the step is compared and not the choice of its
-settings.
+--against` can measure a revision older than the script. Flags set the chunk and
+alpha, so that the trainer's choice of them is not measured.
 """
 
 import argparse

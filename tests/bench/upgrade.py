@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""bench-upgrade: how long a training step becomes while the daemon under it is
-restarted, upgraded and downgraded, and how long a session waits for a new one.
+"""bench-upgrade: the longest training step while the daemon is replaced.
 
     upgrade.py --bin DIR --json FILE
 
 Runs upgrade_rounds.py, which installs the packages into a separate Debian and
-boots systemd there, and reads its output. Needs root.
+boots systemd there, and reads its output. Measures also how long a session
+waits for the first reply of a new daemon. Needs root.
 """
 
 import os
@@ -34,8 +34,8 @@ def reply_name(which):
 
 
 def step_row(way, milliseconds):
-    """Returns the row of one way: the median of the rounds' longest steps,
-    with the longest of all in its detail."""
+    """Returns the row of the action `way`: the median of the rounds' longest
+    steps, with their range in its detail."""
     target = STEP_MS.get(way)
     over = sum(ms > target for ms in milliseconds) if target else 0
     return {"name": step_name(way), "value": statistics.median(milliseconds),

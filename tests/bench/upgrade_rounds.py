@@ -5,7 +5,7 @@ ranks: upgrade_rounds.py BUILD
 For each action, prints by how much the longest step during it exceeded the
 run's median step. For comparison it prints the same for an equally long time in
 which nothing was done, or systemd only reloaded its units. Then it kills the
-daemon and prints how long a session waits for the first reply of the next one.
+daemon and prints how long a session waits for the next daemon's first reply.
 """
 
 import os

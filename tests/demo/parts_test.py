@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The demo's search for lengths, its processes and its HTML page."""
+"""Tests the demo's search for lengths, its processes and its HTML page."""
 
 import json
 import os
@@ -37,10 +37,10 @@ class Search(unittest.TestCase):
         self.assertEqual(len(asked), len(set(asked)))
         self.assertLessEqual(len(asked), 9)
 
-    def test_nothing_fits(self):
+    def test_finds_zero_if_nothing_fits(self):
         self.assertEqual(longest(lambda n: False, 512)[0], 0)
 
-    def test_everything_fits_up_to_the_limit(self):
+    def test_finds_the_limit_if_everything_fits(self):
         self.assertEqual(longest(lambda n: True, 512, limit=4096),
                          (4096, None))
 
@@ -117,7 +117,7 @@ class Desk(unittest.TestCase):
                 "alst": {"max_seq_len": alst, "stopped_by": "gpu_memory",
                          "mfu_at_1m": 0.36}}
 
-    def test_who_reaches_further_is_said_whoever_it_is(self):
+    def test_the_verdict_names_the_method_that_reaches_further(self):
         said = desk.verdict(self.methods(2 << 20, 3604480))
         self.assertIn("alst reaches further: 3,604,480 tokens against "
                       "sluice's 2,097,152", said)

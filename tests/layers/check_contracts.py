@@ -108,8 +108,8 @@ def check_messages(session_proto, readme):
 
 
 def check_rpcs(admin_proto, readme, files):
-    """Every RPC is in a table and has a caller. A test does not count as one;
-    the next daemon (daemon/check) does."""
+    """Every RPC is in a table and has a caller. A test is not a caller, the
+    next daemon (daemon/check) is."""
     told = table_words(readme)
     callers = "\n".join(t for p, t in files.items()
                         if p.startswith(("client/", "daemon/check")))

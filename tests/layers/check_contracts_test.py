@@ -47,12 +47,12 @@ class Metrics(unittest.TestCase):
         [surplus] = self.check("", "| `sluice_a_total` |")
         self.assertIn("there is no metric sluice_a_total", surplus)
 
-    def test_a_shorthand_is_not_enough(self):
+    def test_an_abbreviated_metric_does_not_count(self):
         self.assertTrue(self.check('"sluice_a_b", "sluice_a_c"',
                                    "| `sluice_a_b`, `_c` |"))
 
 
-    def test_those_of_the_process_count_too(self):
+    def test_metrics_of_the_process_count_too(self):
         [missing] = self.check('"process_open_fds"', "")
         self.assertIn("the metric process_open_fds is in no table", missing)
         [surplus] = self.check("", "| `process_open_fds` |")
@@ -69,7 +69,7 @@ class Columns(unittest.TestCase):
     def check(self, readme):
         return list(check_contracts.check_columns(self.render, readme))
 
-    def test_each_column_of_each_table_is_told(self):
+    def test_each_column_of_each_table_has_a_row(self):
         rows = ["| `POOL`, `TOTAL` | a pool |\n", "| `JOB` | a job |\n",
                 "| `GPU MEMORY` (of `JOB`) | what it has |\n", "| `LOSS` | |\n"]
         self.assertEqual(self.check("".join(rows)), [])
@@ -77,13 +77,13 @@ class Columns(unittest.TestCase):
             found = self.check("".join(rows[:left_out] + rows[left_out + 1:]))
             self.assertIn(f"no row tells the column {column} of", found[0])
 
-    def test_prose_and_another_tables_row_are_not_enough(self):
+    def test_prose_and_rows_of_two_tables_do_not_count(self):
         found = self.check("`POOL` and `TOTAL` are told.\n"
                            "| `TOTAL`, `LOSS` | of two tables |\n")
-        # Five columns, and the row of their table.
+        # Five columns without a row, and a row without a table.
         self.assertEqual(len(found), 6)
 
-    def test_a_column_that_is_gone_is_named(self):
+    def test_a_row_of_a_removed_column_is_reported(self):
         found = self.check("| `POOL`, `TOTAL` | |\n| `JOB`, `GPU MEMORY`, "
                            "`LOSS` | |\n| `SPEED` | |\n")
         self.assertEqual(found, ["client/ctl/README.md: no table has the "

@@ -3,8 +3,8 @@
 why not: check_fakes.py ROOT BUILD.
 
 A test of training has the label gradient or poison, or is a whole run of
-sluice-train (train_NAME; those of one library are train_NAME_test). It runs on
-the fakes if there is a test NAME_on_fake_cuda, or if it uses the fakes itself.
+sluice-train (train_NAME; train_NAME_test tests one library). It runs on the
+fakes if there is a test NAME_on_fake_cuda, or if it uses the fakes itself.
 Otherwise it must be in the table "Only on sim" of tests/fake_cuda/README.md. A
 test that runs only some of its cases on the fakes must run all of them with
 --deep, as NAME_whole_on_fake_cuda, or be in the table "Only in part" with the

@@ -19,7 +19,7 @@ class Fakes(unittest.TestCase):
                  for name, test in tests.items()}
         return list(check_fakes.check(tests, readme, cmake, sources or {}))
 
-    def test_a_test_of_training_is_there_or_told(self):
+    def test_a_test_of_training_runs_on_the_fakes_or_is_listed(self):
         for name, label in (("steps_test", "gradient"), ("io_test", "poison"),
                             ("train_watch", "integration")):
             [missing] = self.check({name: ([label], SIM)})
@@ -31,17 +31,17 @@ class Fakes(unittest.TestCase):
         self.assertEqual(self.check({"train_watch": (["integration"], SIM)},
                                     "| `train_watch` | a terminal |\n"), [])
 
-    def test_other_tests_need_not_be(self):
+    def test_other_tests_need_no_fakes(self):
         self.assertEqual(self.check({"lease_test": (["unit"], SIM),
                                      "train_data_test": (["unit"], SIM)}), [])
 
-    def test_the_table_ends_with_its_section_and_gives_reasons(self):
+    def test_only_rows_of_the_section_with_a_reason_count(self):
         tests = {"train_watch": (["integration"], SIM)}
         self.assertTrue(self.check(tests,
                                    "## More\n| `train_watch` | a |\n"))
         self.assertTrue(self.check(tests, "| `train_watch` |  |\n"))
 
-    def test_one_in_part_is_whole_with_deep_or_told(self):
+    def test_a_test_in_part_is_whole_with_deep_or_listed(self):
         for command in (["steps_test", "--gtest_filter=-Drawn*"],
                         ["python3", "steps_test.py", "-Drawn*"]):
             tests = {"steps_test": (["gradient"], SIM, command[:-1]),
@@ -58,13 +58,13 @@ class Fakes(unittest.TestCase):
                           (["deep"], FAKES, command)):
                 [violation] = self.check({**tests, name: wrong})
                 self.assertIn("not all of steps_test, or not deep", violation)
-        # The test runs whole elsewhere.
+        # A command without a selection runs all cases.
         self.assertEqual(self.check(
             {"steps_test": (["gradient"], SIM),
              "steps_test_on_fake_cuda": (["gradient"], FAKES,
                                          ["python3", "steps_test.py"])}), [])
 
-    def test_a_case_that_its_source_leaves_out_is_told(self):
+    def test_a_case_that_the_source_skips_is_listed(self):
         tests = {"steps_test": (["gradient"], SIM),
                  "steps_test_on_fake_cuda": (["gradient"], FAKES)}
         sources = {"steps_test": "TEST(A, Runs) {\n}\nTEST_P(A, Waits) {\n"
@@ -78,7 +78,7 @@ class Fakes(unittest.TestCase):
         # Rows may name tests of another preset.
         self.assertEqual(self.check({}, parts=row), [])
 
-    def test_what_is_told_is_true(self):
+    def test_outdated_rows_are_reported(self):
         row = "| `train_watch` | a terminal |\n"
         [both] = self.check({"train_watch": (["integration"], FAKES)}, row)
         self.assertIn("but in", both)

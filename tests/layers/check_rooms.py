@@ -47,7 +47,7 @@ ROOMS = {
     "client/train/check": ["client/train/launch", "client/train/optimizer",
                            "client/train/step"],
 }
-LAYERS = ["client/torch", "client/train", "client", "daemon/service"]  # the inner ones first
+LAYERS = ["client/torch", "client/train", "client", "daemon/service"]  # inner layers first
 
 # Folders of client/torch and client/train that are layers, not rooms.
 NO_ROOMS = ["client/torch/cuda"]

@@ -31,12 +31,12 @@ class Rooms(unittest.TestCase):
             self.assertEqual(len(found), 1, (path, header))
             self.assertIn(f"must not include {header}", found[0])
 
-    def test_the_front_includes_every_room(self):
+    def test_a_layers_own_folder_may_include_every_room(self):
         self.assertEqual(rooms("client/train/trainer.cc",
                                "client/train/data/corpus.h",
                                "client/train/check/check.h"), [])
 
-    def test_a_new_room_is_asked_about(self):
+    def test_a_room_that_is_not_listed_is_reported(self):
         [found] = rooms("client/train/report/a.cc")
         self.assertIn("client/train/report is not in ROOMS", found)
         self.assertEqual(rooms("client/torch/cuda/a.cc"), [])

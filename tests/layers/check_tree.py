@@ -6,7 +6,7 @@ that own them; an include never goes up a layer; a new tensor states its device;
 clang can check every lock; Sluice's own races are not hidden from
 ThreadSanitizer; no file names a machine, its paths or its mirrors; every
 top-level and layer folder has a README.md; the top level has no unknown entry.
-check_rooms.py: arrows between a layer's rooms.
+check_rooms.py: includes between the rooms of a layer.
 check_shape.py: classes in one source each, no circles of folders.
 check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
 messages and RPCs are in their README's table.
@@ -91,7 +91,7 @@ BARE_LOCK = re.compile(
 MAKES_TENSOR = re.compile(
     r"\bat::(empty|zeros|ones|full|arange|rand|randn|randint|randperm|eye|"
     r"linspace|scalar_tensor|tensor|from_blob)\(")
-# The last group are names of options that one of the first made.
+# The last group names variables that hold options with a device.
 SAYS_WHERE = re.compile(
     r"\bOn(Host)?\(|\boptions\(\)|\b(options|float32|wide|ids)\b")
 HOSTS = re.compile(r"^(127\.0\.0\.1|0\.0\.0\.0|localhost|.*\.(example|invalid)"
@@ -113,8 +113,8 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
 def tracked_files(root):
-    """Returns the repository's files, or the folder's if it is no repository.
-    """
+    """Returns the files of the repository, or all files below `root` if it is
+    not a repository."""
     git = subprocess.run(
         ["git", "-C", root, "ls-files", "-co", "--exclude-standard"],
         capture_output=True, text=True)
@@ -208,7 +208,7 @@ def arguments(text, at):
 
 
 def check_placement(files):
-    """Every new tensor states its device: client/torch/placement.h."""
+    """Yields new tensors that state no device (client/torch/placement.h)."""
     for path, text in files.items():
         if not path.startswith(("client/torch/", "client/train/")):
             continue

@@ -59,7 +59,7 @@ class ThirdParty(unittest.TestCase):
             [found] = third_party("client/torch/baseline/baseline.cc", header)
             self.assertIn("belongs in client/torch/backend", found)
 
-    def test_torch_and_protobuf_never_meet(self):
+    def test_torch_and_protobuf_in_one_file_are_reported(self):
         self.assertTrue(third_party("tests/torch/x.cc", "torch/torch.h",
                                     "proto/session.pb.h"))
 
@@ -77,7 +77,7 @@ class ThirdParty(unittest.TestCase):
             {"planner/a.cc": "#include <CbcModel.hpp>\n",
              "planner/b.cc": "#include <coin/Clp_C_Interface.h>\n"})), [])
 
-    def test_an_unknown_family_is_asked_about(self):
+    def test_an_unknown_family_is_reported(self):
         self.assertTrue(third_party("planner/a.cc", "boost/any.hpp"))
         self.assertEqual(third_party("planner/a.cc", "vector", "sys/mman.h"),
                          [])
@@ -108,7 +108,7 @@ class Tree(unittest.TestCase):
         self.assertEqual(set(uses), set(folders.values()))
         self.assertGreater(len(uses), 15)
 
-    def test_a_tensor_that_says_no_device_is_named(self):
+    def test_a_tensor_without_a_device_is_reported(self):
         def found(text, path="client/torch/stream/x.cc"):
             return list(check_tree.check_placement({path: text}))
         for call in ("at::empty({n}, at::kByte)", "at::zeros({})",
@@ -134,7 +134,7 @@ class Tree(unittest.TestCase):
         for good in ("Mutex m;", "const MutexLock lock(m);", "// std::mutex"):
             self.assertEqual(list(check_tree.check_locks({"a.cc": good})), [])
 
-    def test_what_hides_a_race_of_ours_is_named(self):
+    def test_code_that_hides_our_races_is_reported(self):
         def found(path, text):
             return list(check_tree.check_races({path: text}))
         for rule in ("race:sluice::client::CopyLane::Run", "race:*",

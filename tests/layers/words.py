@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
-"""Holds how many lines of comments and READMEs call a program a person, and how
-many sentences of comments begin with "Of": words.py ROOT [--list]
+"""Limits the lines of comments and READMEs that call a program a person, and
+the sentences of comments that begin with "Of": words.py ROOT [--list]
 
-A reader has to look for the subject of either. The limits only go down: lower
-them with the change that rewrites a line."""
+Such sentences hide their subject. The limits must not be raised."""
 
 import argparse
 import io

@@ -55,7 +55,7 @@ class RemovedLocks(unittest.TestCase):
                 commands.read(os.path.join(commands.ROOT, path)), function))
         return locks.complaints(self.entry_of[path], [copy], made or {})
 
-    def test_each_is_found(self):
+    def test_each_removed_lock_is_found(self):
         # A build without torch lacks some of the sources.
         cases = [case for case in REMOVED
                  if case[0] in self.entry_of or "torch" not in case[0]]
@@ -69,7 +69,7 @@ class RemovedLocks(unittest.TestCase):
                     self.assertEqual(text.count("error: "), text.count(
                         "[-Werror,-Wthread-safety"), text)
 
-    def test_one_is_found_behind_a_precompiled_header(self):
+    def test_a_removed_lock_is_found_behind_a_precompiled_header(self):
         case = next(c for c in REMOVED if c[0].startswith("kernels/"))
         entry = self.entry_of[case[0]]
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
@@ -102,7 +102,7 @@ class Files(unittest.TestCase):
             os.utime(path, (when, when))
         return path
 
-    def test_a_mutex_is_seen_through_headers_and_circles(self):
+    def test_a_mutex_is_seen_through_cycles_of_headers(self):
         for name, text in {
                 "a.cc": '#include "b.h"\n', "b.h": '#include "c.h"\n',
                 "c.h": f'#include "b.h"\n  #include "{locks.MUTEX}"\n',
@@ -112,7 +112,7 @@ class Files(unittest.TestCase):
         self.assertTrue(locks.sees_mutex("a.cc", {}))
         self.assertFalse(locks.sees_mutex("d.cc", {}))
 
-    def test_only_what_a_build_has_compiled_since_is_left_out(self):
+    def test_sources_that_a_build_has_analysed_since_are_left_out(self):
         build = os.path.join(self.root, "build")
         flags = "-Wthread-safety -Werror"
         cases = {  # source: (flags, when it was compiled)

@@ -23,7 +23,6 @@ def in_namespaces(make_check, build, work):
 
 
 def replace_daemon(deb, program):
-    """Replaces sluiced in the package by `program`."""
     with tempfile.TemporaryDirectory() as tree:
         run("dpkg-deb", "-R", deb, tree)
         shutil.copy(program, tree + "/usr/bin/sluiced")
@@ -52,8 +51,7 @@ def skips():
 
 
 def main(script, make_check):
-    """Runs the check's `all` beside a booted Debian; a test's script calls
-    this."""
+    """Runs the check's `all` beside a booted Debian, and exits."""
     if sys.argv[1] == "--inside":
         in_namespaces(make_check, *sys.argv[2:])
     if skips():

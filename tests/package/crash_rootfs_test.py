@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Crash points through systemd: crash_rootfs_test.py BUILD
+"""Crashes the daemon under systemd: crash_rootfs_test.py BUILD
 
 Does what tests/integration/train/crash_points_test.py does, with systemd's
 descriptor store in place of the keeper, in a separate Debian (rootfs_test.py).
@@ -28,7 +28,7 @@ from training_run import Run, is_as_undisturbed, steps_in
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))), "integration", "train"))
-# Read by its harness, not needed here.
+# harness.py reads it. This test does not need it.
 os.environ.setdefault("SLUICE_BIN_DIR", "")
 from crash_points_test import (
     MOMENTS,
@@ -114,7 +114,7 @@ class Crashes(Service):
             wait_until(self.keeps_nothing, "no extent is kept")
         path = self.inside.root + PLAN
         write_plan(path, plan)
-        # The restart fails if the daemon dies while it starts; the next one
+        # The restart fails if the daemon dies while it starts. The next daemon
         # serves.
         self.inside.succeeds("systemctl", "restart", "sluiced")
         self.serves()
@@ -131,12 +131,12 @@ class Crashes(Service):
         run = Run(self.build, self.work, "killed")
         wait_until(self.leased, "a rank has a lease")
         while left > 0:
-            # On a busy machine no daemon would serve otherwise.
+            # Otherwise no daemon would live to serve on a busy machine.
             if left % 2 == 0:
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
-                # A daemon that was killed before may be reported still.
+                # MainPID may still be the daemon that was killed before.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     left -= 1

@@ -2,9 +2,9 @@
 """The packages and the wheel's programs on other releases of Debian:
 debians_test.py BUILD DIST
 
-In a new root of each release the packages are installed by apt, and the desk
+In a new root of each release apt installs the packages, and `sluicectl plan`
 and a daemon with simulated GPUs answer. Debian 11 has an older glibc than the
-packages need, so apt must refuse them; the wheel's programs run there, too.
+packages need, so apt must refuse them. The wheel's programs run there, too.
 Needs root, mmdebstrap and a mirror.
 """
 
@@ -30,13 +30,11 @@ DESK = ("plan", "train", "--model", "llama-8b", "--hardware", "h100-80g",
 
 
 class Root:
-    """A root of one release."""
-
     def __init__(self, release, work):
         self.path = f"{work}/{release}"
         rootfs.make(self.path, ["init-system-helpers", "systemd"],
                     work + "/apt.conf", release)
-        # Each command in a mount namespace of its own, with /proc.
+        # Each command runs in its own mount namespace, with /proc.
         self.enter = ("unshare", "--mount", "sh", "-c",
                       'mount -t proc proc "$0/proc" && exec chroot "$0" "$@"',
                       self.path)
@@ -51,8 +49,7 @@ class Root:
         return done.stdout + done.stderr
 
     def answers(self, folder=""):
-        """Programs in `folder` answer, those of the desk and those of a
-        node."""
+        """Checks that `sluicectl plan` and a daemon of `folder` answer."""
         said = self.run(folder + "sluicectl", *DESK)
         assert "tokens" in said, said
         sockets = tempfile.mkdtemp(dir=self.path + "/tmp")

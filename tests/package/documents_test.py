@@ -91,8 +91,8 @@ class Documents(unittest.TestCase):
     def zsh(self, *words):
         listed = " ".join(f"'{word}'" for word in words)
         path = f"{self.share}/zsh/vendor-completions/_{words[0]}"
-        # There is no line editor here, so this captures what zsh's own
-        # function gets.
+        # zsh's line editor does not run here, so a function in place of its
+        # _describe prints the completions.
         offered = run("zsh", "-fc", "_describe() { print -l -- $offered; }; "
                       f"words=({listed}); CURRENT={len(words)}; "
                       f"source {path}").splitlines()

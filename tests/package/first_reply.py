@@ -16,7 +16,7 @@ import native_session
 from service import NEVER_FROZEN
 
 KILLS = 20
-# One GPU. A session leases a thousand extents of it, which are all stored.
+# A session leases a thousand extents of the only GPU, and all are stored.
 CONFIG = NEVER_FROZEN + """\
 [sim]
 gpus = 1

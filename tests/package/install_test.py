@@ -61,8 +61,7 @@ class Installed(unittest.TestCase):
             "--runtime-dir", self.folder + "/run", "--check-config")
 
     def answer_of(self, program):
-        """Returns what a client prints without a daemon, with the library by
-        path."""
+        """Checks what a client prints without a daemon."""
         said = subprocess.run(
             [program], text=True, capture_output=True, check=False,
             env={"LD_LIBRARY_PATH":

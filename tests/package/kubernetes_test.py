@@ -46,7 +46,7 @@ def host_paths(pod, of="containers"):
 
 class Manifests(unittest.TestCase):
 
-    def test_are_what_kubernetes_takes(self):
+    def test_match_the_schemas_of_kubernetes(self):
         seen = 0
         for name in ("node.yaml", "daemon.yaml", "monitor.yaml",
                      "job.yaml"):
@@ -59,13 +59,13 @@ class Manifests(unittest.TestCase):
                 seen += 1
         self.assertEqual(seen, 7)
 
-    def test_a_wrong_field_would_be_found(self):
+    def test_a_wrong_field_is_found(self):
         wrong = of_kind("node.yaml", "DaemonSet")
         wrong["spec"]["template"]["spec"]["hostPid"] = True
         with self.assertRaises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(wrong, VERSIONS[0], strict=True)
 
-    def test_the_monitor_is_what_the_operator_takes(self):
+    def test_the_monitor_matches_the_operators_schema(self):
         monitor = of_kind("monitor.yaml", "ServiceMonitor")
         self.assertEqual(as_read(monitor), monitor)
         monitor["spec"]["endpoints"][0]["ports"] = "http"
@@ -104,7 +104,7 @@ class Manifests(unittest.TestCase):
         for of in "initContainers", "containers":
             self.assertIn(private, host_paths(other, of))
 
-    def test_names_meet(self):
+    def test_names_agree_between_manifests(self):
         pods = of_kind("node.yaml", "DaemonSet")["spec"]["template"]
         labels = pods["metadata"]["labels"]
         service = of_kind("monitor.yaml", "Service")
@@ -127,7 +127,7 @@ class Manifests(unittest.TestCase):
         self.assertIn({"name": "upgrade", "configMap": {
             "name": script["name"]}}, volumes)
 
-    def test_what_is_brought_is_what_the_keeper_starts(self):
+    def test_the_init_container_installs_what_the_keeper_starts(self):
         args = container("node.yaml")["args"]
         started = args[args.index("--program") + 1]
         _, _, _, to, *rest = container("daemon.yaml",
@@ -189,8 +189,7 @@ class OnANode(unittest.TestCase):
         return found
 
     def endless_job(self):
-        """Starts ranks that hold leases and run until they or the test are
-        ended."""
+        """Starts ranks that hold leases and run until the test ends."""
         ranks = self.node.ranks(steps=100000)
         self.addCleanup(ranks.wait, timeout=manifests.PATIENCE_S)
         self.addCleanup(ranks.terminate)
@@ -212,7 +211,7 @@ class OnANode(unittest.TestCase):
                          ["session.sock", "sim"])
 
     @unittest.skipIf(os.geteuid() != 0, "a rank's root is needed")
-    def test_a_rank_that_is_root_only_connects(self):
+    def test_a_rank_that_is_root_can_only_connect(self):
         """The folder is mounted as job.yaml mounts it."""
         folder = self.node.folder + "/run/sluice"
         inside = (f"mount --bind {folder} {folder} && "
@@ -225,7 +224,7 @@ class OnANode(unittest.TestCase):
         self.assertIn("driver sim", installed.run(
             "unshare", "--mount", "sh", "-c", inside))
 
-    def test_an_upgrade_below_another_keeper_changes_nothing(self):
+    def test_an_upgrade_without_an_admin_socket_changes_nothing(self):
         os.rename(self.node.folder + "/run/sluice-admin/admin.sock",
                   self.node.folder + "/run/sluice/admin.sock")
         done = self.node.upgrade(self.image("sluiced-next"))
@@ -234,7 +233,7 @@ class OnANode(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(self.node.folder + "/opt/sluice")),
                          ["sluice-worker", "sluiced"])
 
-    def test_the_configuration_is_good(self):
+    def test_the_daemon_accepts_the_configuration(self):
         args = manifests.below(self.node.folder, container("node.yaml")["args"])
         installed.run(BUILD + "/bin/sluiced", *args[args.index("--") + 1:],
                       "--driver", "sim", "--runtime-dir",
@@ -260,8 +259,8 @@ class OnANode(unittest.TestCase):
         self.assertIn("already", again)
 
     @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
-    def test_one_that_would_not_take_over_changes_nothing(self):
-        # Today's daemon cannot read what this one writes.
+    def test_a_daemon_that_cannot_take_over_changes_nothing(self):
+        # sluiced cannot read the state that sluiced-far writes.
         self.checked(self.node.upgrade(self.image("sluiced-far")))
         starts = self.node.log().count("ready")
         done = self.node.upgrade(self.node.folder + "/image-of-sluiced")
@@ -275,10 +274,10 @@ class OnANode(unittest.TestCase):
         self.assertEqual(self.node.log().count("ready"), starts)
 
     @unittest.skipIf(os.geteuid() != 0, "chroot needs root")
-    def test_one_that_freezes_is_no_success(self):
+    def test_an_upgrade_to_a_frozen_daemon_fails(self):
         ranks = self.endless_job()
-        # The daemon would take over, but dies while it starts; the next one is
-        # frozen.
+        # The new daemon passes the check but dies while it starts. The daemon
+        # that is started next is frozen.
         self.node.append("[restart]\nfreeze_after = 1\n")
         self.node.crash_at("core-loaded")
         image = self.image("crashing-sluiced")

@@ -33,7 +33,7 @@ class Packages(unittest.TestCase):
         run("lintian", "--fail-on", "error", "--allow-root",
             "--suppress-tags", "embedded-library", *self.debs)
 
-    def test_need_glibc_2_35_alone(self):
+    def test_need_no_library_but_glibc_2_35(self):
         for deb in self.debs:
             self.assertEqual(check_debs.check(pathlib.Path(deb)), [])
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Makes what the tests under a booted systemd copy: make_rootfs.py BUILD
+"""Makes the files that tests under a booted systemd copy: make_rootfs.py BUILD
 FOLDER
 
 FOLDER gets the packages of BUILD, a next version of the daemon's package, and
-a Debian with the packages that those need (booted.py).
+a Debian with the packages on which these depend (booted.py).
 """
 
 import os

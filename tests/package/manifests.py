@@ -81,8 +81,8 @@ class Node:
             return file.read()
 
     def upgrade(self, image):
-        """Does what the init container of an image does if `image` is its
-        /usr/bin."""
+        """Runs what daemon.yaml's init container runs, with `image` as the
+        image's /usr/bin."""
         shell, script, source, *rest = container(
             "daemon.yaml", "initContainers")["command"]
         assert (script, source) == ("/upgrade/upgrade.sh", "/usr/bin")

@@ -56,9 +56,9 @@ class Postinst(unittest.TestCase):
         return said, self.calls.read_text(encoding="ascii")
 
     def upgrade(self, unit, next_unit):
-        """Upgrades from one unit to the next; returns the calls. The next unit
-        gets the modification time of the first if systemd is to treat them as
-        equal."""
+        """Upgrades from one unit to the next; returns the calls. systemctl
+        reports that no reload is needed if the scripts gave the next unit the
+        modification time of the first unit."""
         path = self.folder / "sluiced.service"
         path.write_text(unit, encoding="ascii")
         os.utime(path, (1, 1))
@@ -69,19 +69,19 @@ class Postinst(unittest.TestCase):
         self.assertEqual(list(self.folder.glob("*.earlier")), [])
         return calls
 
-    def test_the_first_installation_starts_it(self):
+    def test_the_first_installation_starts_the_daemon(self):
         _, calls = self.configure()
         self.assertIn("deb-systemd-invoke start sluiced.service", calls)
         self.assertNotIn("restart", calls)
 
-    def test_an_upgrade_restarts_it_after_asking(self):
+    def test_an_upgrade_restarts_after_a_check_of_the_state(self):
         _, calls = self.configure("0.1.0")
         asked = calls.index("--check-state")
         self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
 
-    def test_an_upgrade_comes_in_parts(self):
-        """dpkg's work, the questions before the restart, and the restart are
-        separate steps, which do not wait if no job can run."""
+    def test_an_upgrade_runs_in_separate_steps(self):
+        """Sleeps separate dpkg's work, the checks before the restart and the
+        restart, unless no job can be running."""
         calls = self.upgrade("one", "another").splitlines()
         [first, second] = [i for i, call in enumerate(calls)
                            if call.startswith("sleep ")]
@@ -93,12 +93,12 @@ class Postinst(unittest.TestCase):
         self.answer("systemctl", "echo ActiveState=inactive")
         self.assertNotIn("sleep", self.configure("0.1.0")[1])
 
-    def test_an_upgrade_asks_the_policy_of_a_machine_that_has_one(self):
+    def test_an_upgrade_obeys_policy_rc_d(self):
         (self.folder / "policy-rc.d").touch()
         _, calls = self.configure("0.1.0")
         self.assertIn("deb-systemd-invoke try-restart sluiced.service", calls)
 
-    def test_links_are_made_again_only_for_others(self):
+    def test_links_are_made_again_only_if_they_change(self):
         one, other = ("[Service]\n[Install]\nWantedBy=" + target
                       for target in ("one", "other"))
         self.assertIn("deb-systemd-helper enable", self.upgrade(one, other))
@@ -106,15 +106,14 @@ class Postinst(unittest.TestCase):
             self.calls.unlink()
             self.assertNotIn("deb-systemd-helper", self.upgrade(one, same))
 
-    def test_links_are_made_by_a_first_installation(self):
+    def test_the_first_installation_makes_links(self):
         _, calls = self.configure()
         self.assertIn("deb-systemd-helper enable", calls)
 
-    def test_units_are_read_again_if_ours_is_another(self):
+    def test_units_are_reloaded_if_the_daemons_unit_changed(self):
         self.assertIn("daemon-reload", self.upgrade("one", "another"))
 
-    def test_one_that_is_another_is_read_though_it_is_older(self):
-        """systemd reports that this unit needs no reload."""
+    def test_a_changed_unit_is_reloaded_even_if_systemd_sees_no_change(self):
         path = self.folder / "sluiced.service"
         path.write_text("one", encoding="ascii")
         self.script("preinst", "upgrade", "0.1.0")
@@ -123,17 +122,17 @@ class Postinst(unittest.TestCase):
         _, calls = self.configure("0.1.0")
         self.assertIn("daemon-reload", calls)
 
-    def test_units_are_not_read_again_for_the_same(self):
+    def test_units_are_not_reloaded_for_an_equal_unit(self):
         self.assertNotIn("daemon-reload", self.upgrade("one", "one"))
 
-    def test_what_would_not_be_taken_over_goes_on(self):
+    def test_a_daemon_that_cannot_be_taken_over_keeps_running(self):
         self.answer("sluiced", "echo 'error: it is of version 2' >&2; exit 1")
         said, calls = self.configure("0.1.0")
         self.assertIn("it is of version 2", said)
         self.assertNotIn("restart", calls)
         self.assertNotIn("stop", calls)
 
-    def test_one_that_was_stopped_stays_stopped(self):
+    def test_a_stopped_daemon_stays_stopped(self):
         self.answer("systemctl", "echo ActiveState=inactive")
         _, calls = self.configure("0.1.0")
         self.assertNotIn("restart", calls)

@@ -58,8 +58,8 @@ def free_port():
 
 
 def proxy(port, path):
-    """Does what socat would do: offers http.sock, with the series of jobs, on
-    TCP."""
+    """Offers http.sock, which has the series of jobs, on TCP, as socat would.
+    """
     listener = socket.create_server(("127.0.0.1", port))
 
     def pump(source, to):
@@ -102,7 +102,7 @@ def rules():
 
 class Written(unittest.TestCase):
 
-    def test_each_alert_comes_when_it_should(self):
+    def test_each_alert_fires_when_it_should(self):
         installed.run(TOOLS + "promtool", "check", "rules",
                       FOLDER + "/alerts.yaml")
         cases = installed.HERE + "/alerts_test.yaml"
@@ -124,7 +124,7 @@ class Written(unittest.TestCase):
         self.assertGreater(len(asked), 20)
         self.assertEqual(asked - told, set())
 
-    def test_panels_lie_beside_each_other(self):
+    def test_panels_do_not_overlap(self):
         taken = set()
         for panel in dashboard()["panels"]:
             at = panel["gridPos"]
@@ -245,7 +245,7 @@ class Scraped(unittest.TestCase):
             with open(keep, "w", encoding="utf-8") as file:
                 file.write(text)
 
-    def test_bad_input_of_the_page_is_one_line(self):
+    def test_bad_input_of_the_page_is_reported_in_one_line(self):
         for words, what in (
                 (["--prometheus", "http://127.0.0.1:1", "--out",
                   self.folder + "/x"], "no Prometheus answers at"),
@@ -258,7 +258,7 @@ class Scraped(unittest.TestCase):
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
             self.assertFalse(os.path.exists(self.folder + "/x"))
 
-    def test_rules_are_evaluated_and_a_killed_rank_fires_one(self):
+    def test_rules_are_evaluated_and_a_killed_rank_fires_an_alert(self):
         def rules_now():
             return [r for g in self.ask("rules")["groups"] for r in g["rules"]]
 

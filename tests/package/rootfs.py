@@ -1,6 +1,6 @@
 """A separate Debian to install packages into. mmdebstrap makes it, and its
-systemd boots in namespaces and a chroot. Whatever it writes outside of its
-folder, above all in /run and /tmp, is private to its mount namespace."""
+systemd boots in namespaces and a chroot. Its /run and /tmp are private to its
+mount namespace."""
 
 import glob
 import os
@@ -22,8 +22,8 @@ DEVICES = ["null", "zero", "full", "random", "urandom", "tty"]
 
 
 def sources():
-    """Returns this machine's package sources, Debian's only: the new root
-    lacks the keys of third parties."""
+    """Returns this machine's package sources of Debian. The new root lacks the
+    keys of other sources."""
     found = []
     for path in glob.glob("/etc/apt/sources.list.d/*.sources") + [
             "/etc/apt/sources.list"]:
@@ -51,24 +51,24 @@ def mirror():
 
 
 def make(root, packages, options, release=None):
-    """Makes the Debian: this machine's release, or another one. `options`: an
-    apt configuration for this machine's mirrors."""
+    """Makes a Debian of `release`, by default this machine's. Writes an apt
+    configuration for this machine's mirrors to the file `options`."""
     asked = run("apt-config", "dump").splitlines()
     with open(options, "w", encoding="utf-8") as file:
         file.writelines(line + "\n" for line in asked
                         if line.startswith("Acquire::")
                         and "IndexTargets" not in line)
-    # In separate namespaces, so that its mounts and processes disappear
-    # however it ends. Otherwise an interrupted run would leave the machine's
-    # /sys mounted below `root`.
+    # mmdebstrap runs in separate namespaces, so that its mounts and processes
+    # disappear however it ends. Otherwise an interrupted run would leave the
+    # machine's /sys mounted below `root`.
     run(*own_systemd.NAMESPACES, "mmdebstrap", "--variant=apt", "--mode=root",
         "--include=" + ",".join(packages), "--aptopt=" + options,
         release or codename(), root, *([mirror()] if release else sources()))
 
 
 def add_libraries(root, program):
-    """Copies those shared libraries of a program of the build that no package
-    in `root` has: packages link theirs statically."""
+    """Copies the shared libraries of a program of the build that `root` lacks,
+    because packages link them statically."""
     for library in re.findall(r"=> (/\S+)", run("ldd", program)):
         if not os.path.exists(root + library):
             os.makedirs(os.path.dirname(root + library), exist_ok=True)
@@ -90,8 +90,8 @@ def mount(*words):
 
 
 def boot(root):
-    """Runs in separate namespaces: becomes the systemd of `root`. Processes
-    started before stay outside of `root`, and have its /run."""
+    """Mounts what the systemd of `root` needs, in this process's namespaces.
+    Mounts its /run on /run, too."""
     mount("--make-rprivate", "/")
     # A mount of its own for the root, which a unit's sandbox can replace.
     mount("--bind", root, root)
@@ -125,8 +125,8 @@ def cgroups():
 
 
 def remove_cgroups(but):
-    """Removes the cgroups that an ended systemd left on the machine, all
-    except `but`. One with processes cannot be removed."""
+    """Removes the cgroups that an ended systemd left on the machine, except
+    `but` and cgroups with processes."""
     for path in sorted(cgroups() - but, reverse=True):
         try:
             os.rmdir(path)

@@ -2,12 +2,12 @@
 """The packages on a separate Debian with its own systemd: rootfs_test.py BUILD
 [MADE]
 
-A training run continues bit by bit while the daemon is restarted, killed,
+A training run keeps bit-identical losses while the daemon is restarted, killed,
 stopped until the watchdog ends it, misconfigured, upgraded to a daemon of the
 next version (tests/golden/next), and downgraded again. Needs root and
-mmdebstrap, which `./dev setup test` installs; the test is skipped only for a
-plain user outside of CI. MADE is the output of make_rootfs.py for BUILD;
-without it the test makes that itself.
+mmdebstrap, which `./dev setup test` installs. The test is skipped only for a
+plain user outside of CI. MADE is the output of make_rootfs.py for BUILD.
+Without MADE the test makes these files itself.
 """
 
 import json
@@ -20,9 +20,8 @@ from service import CONFIG, Service
 from training_run import Run, is_as_undisturbed
 
 SOCKET = "/run/sluice/session.sock"
-# By how much a step may exceed the median during each action, on a busy
-# machine: no rank waits for its deadline. `./dev bench upgrade` has strict
-# limits.
+# Limits in ms by which a step may exceed the median during an action, on a
+# busy machine. `./dev bench upgrade` has strict limits.
 LONGEST_MS = {"upgrade": 5000, "downgrade": 5000}
 # A shorter watchdog time than the shipped unit's 10 s.
 WATCHDOG = "[Service]\nWatchdogSec=4s\n"

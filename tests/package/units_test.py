@@ -59,7 +59,7 @@ class Unit(unittest.TestCase):
                 [same] = re.findall(pattern, file.read())
             self.assertEqual(unit[key], same)
 
-    def test_is_exposed_to_little(self):
+    def test_exposure_is_below_the_limit(self):
         judged = self.analyze("security", "--offline=true",
                               f"--threshold={MOST_EXPOSED}", "--no-pager")
         [overall] = [line for line in judged.stdout.splitlines()
@@ -67,7 +67,7 @@ class Unit(unittest.TestCase):
         print(overall)
         self.assertEqual(judged.returncode, 0, overall)
 
-    def test_tells_the_daemon_how_much_is_stored(self):
+    def test_tells_the_daemon_the_size_of_its_store(self):
         with open(self.unit, encoding="ascii") as file:
             unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
         stored = unit["FileDescriptorStoreMax"]
@@ -77,7 +77,7 @@ class Unit(unittest.TestCase):
         self.assertEqual(unit["RestartSec"], "0")
         self.assertNotIn("MemoryMax", unit)
 
-    def test_threads_that_ranks_wait_for_may_go_before_others(self):
+    def test_threads_may_raise_their_priority(self):
         """Guards against a unit that forbids real-time scheduling, or the
         priority that the grants thread falls back on."""
         with open(self.unit, encoding="ascii") as file:

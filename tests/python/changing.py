@@ -67,7 +67,8 @@ class Loop:
             self.step()
 
     def changes(self) -> list[int]:
-        """Returns the steps with another policy than in the step before."""
+        """Returns the steps in which the swapped share differs from the step
+        before."""
         return [i for i in range(1, len(self.swapped))
                 if self.swapped[i] != self.swapped[i - 1]]
 
@@ -99,7 +100,7 @@ def another_job(loop: Loop, socket: str) -> Iterator[None]:
 
 class Other:
     """A job of one rank in its own process. Its steps are the longest on the
-    node, so host memory is better spent on it than on the others."""
+    node (Slow), so the daemon gives it host memory of the first job."""
 
     def __init__(self, socket: str):
         self._end = FORK.Event()
@@ -127,8 +128,8 @@ def _other(socket: str, end) -> None:
 
 
 class Slow:
-    """A session that reports every duration times 100, so that this job is
-    slower than the other one on any machine."""
+    """A session that reports 100 times each measured duration, so that its
+    job is slower than the first job on any machine."""
 
     def __init__(self, session: sluice.Session):
         self._session = session
@@ -146,7 +147,7 @@ class Slow:
 
 
 class Offered:
-    """A session that offers plans which no daemon has made."""
+    """A session that offers the plans that a test makes (`tell`)."""
 
     def __init__(self, loop: Loop):
         self._session = loop.session
@@ -171,7 +172,7 @@ class Offered:
 
 @contextlib.contextmanager
 def offered(loop: Loop) -> Iterator[Offered]:
-    """Replaces the daemon's offers until the context ends."""
+    """Replaces the daemon's offers by a test's until the context ends."""
     loop.stream.planning._session = made = Offered(loop)
     yield made
     loop.stream.planning._session = loop.session
@@ -187,13 +188,13 @@ def halved(plan: dict) -> dict:
 # --- cases, which one run executes in this order -----------------------------
 
 def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
-    """The swapped shares and the leased memory shrink when the other job
-    joins, and the shares are as before when it has left."""
+    """The swapped share and the leased memory shrink when another job joins.
+    The share is as before when that job has left."""
     alone, leased = loop.swapped[-1], loop.stream.stats().host_leased_bytes
     with another_job(loop, socket):
         loop.until(lambda: loop.swaps() < alone)
         now = loop.stream.stats().host_leased_bytes
-        # A lease that consists of returned extents may be larger.
+        # A lease made of returned extents may be larger than the plan's bytes.
         assert now < loop.stream.plan["host_bytes"] + EXTENT
         assert every(now <= leased) and not every(now == leased)
         loop.step()
@@ -202,7 +203,7 @@ def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
 
 
 def different_plans(loop: Loop, socket: str, daemon: int) -> None:
-    """No rank takes a plan before all ranks were offered the same one."""
+    """No rank takes a plan before all ranks were offered the same plan."""
     before = loop.stream.plan
     with offered(loop) as offers:
         offers.tell(70 + loop.session.rank, halved(before))

@@ -14,7 +14,7 @@ import sluice
 from sluice.memory.arena import HostArena
 
 torch.set_num_threads(1)
-# No collection while modules are loaded, which creates no garbage.
+# Loading modules creates no garbage, so collections would only cost time.
 gc.disable()
 
 GPU_BYTES = 64 << 20
@@ -23,8 +23,8 @@ SEED = torch.initial_seed()  # the seed of a new process
 
 
 def pytest_collection_modifyitems(config, items):
-    """Deselects cases marked `deep` unless SLUICE_DEEP=1 (./dev test --deep);
-    other cases execute each of their branches too."""
+    """Deselects cases marked `deep` unless SLUICE_DEEP=1 (./dev test --deep).
+    Other cases execute the same branches."""
     if DEEP:
         return
     deep = [item for item in items if item.get_closest_marker("deep")]
@@ -63,15 +63,15 @@ def private_daemon():
 
 @pytest.fixture
 def daemon():
-    """A daemon of one test, which the test may end."""
+    """A daemon of one test, which may kill it."""
     with private_daemon() as daemon:
         yield daemon
 
 
 @pytest.fixture(scope="module")
 def daemon_of_the_file():
-    """A daemon of all tests of a file, because to start one takes 0.4 s.
-    Sessions leave nothing in it."""
+    """A daemon that all tests of a file share, because starting a daemon takes
+    0.4 s. Sessions leave nothing in it."""
     with private_daemon() as daemon:
         yield daemon
 

@@ -1,4 +1,4 @@
-"""A process that has used torch's streams, never had a session, and ends."""
+"""Uses torch's streams without a session, and ends."""
 
 import on_fakes  # noqa: F401, before torch
 

@@ -1,10 +1,9 @@
-"""Two ranks that share sequences, each on a GPU of the fakes, over NCCL's
-fake:
+"""Two ranks that share sequences, each on a fake GPU, over a fake of NCCL:
 
     cuda_group.py SOCKET FOLDER WHAT [WITHOUT]
 
-WHAT names a function of this file, WITHOUT a step to leave out, as in
-cuda_step.
+WHAT names a function of this file. WITHOUT is no_collective or a function of
+cuda_step: the operation to leave out.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ RANKS = 2
 
 def trained(session: sluice.Session, gpu: torch.device, steps: int = 2,
             sharded: bool = False, **options) -> sluice.Stream:
-    """Trains a model with sequences that the ranks share; each step must have
+    """Trains a model on sequences that the ranks share. Each step must have
     the gradients of the plain model on the CPU."""
     model, inputs = tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
@@ -92,7 +91,7 @@ def automatic(session: sluice.Session, gpu: torch.device) -> None:
 
 
 def waits(session: sluice.Session, gpu: torch.device) -> None:
-    """Counts how often the host waits for the GPU in the second step."""
+    """In the second step the host waits at most three times for the GPU."""
     model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
                            group=dist.group.WORLD)
@@ -105,8 +104,9 @@ def waits(session: sluice.Session, gpu: torch.device) -> None:
 
 
 def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
-    """Rank 1 fails in a layer of the second step, or before that step while
-    rank 0 is in a collective of the user's. Rank 0 must end within 5 s."""
+    """Rank 1 fails in a layer of the second step or, if `how` is "left",
+    before that step while rank 0 waits in the user's own collective. Rank 0
+    must raise PeerFailed within 5 s."""
     model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
     when, armed = pathlib.Path(sys.argv[2], "failed"), False
 
@@ -162,7 +162,6 @@ def raised(session: sluice.Session, gpu: torch.device) -> None:
 
 def work(rank: int, socket: str, folder: str, what: str, without: str
          ) -> None:
-    """Runs one rank."""
     if without == "no_collective":  # compute does not wait for collectives
         Ranks.wait = lambda *_: None
     elif without:

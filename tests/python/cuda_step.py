@@ -1,5 +1,5 @@
-"""Compares a training step on torch's CUDA device on the fakes with the same
-model on the CPU, unstreamed:
+"""Compares streamed steps on torch's CUDA device on the fakes with steps of the
+plain model on the CPU:
 
     cuda_step.py SOCKET MODEL [WITHOUT]
 
@@ -60,8 +60,8 @@ def on_cpu(found: Run) -> Run:
 
 def stepped(session: sluice.Session, model: nn.Module | None = None,
             computed: set[str] | None = None, **options) -> None:
-    """Runs the same step twice; the second one reuses the first one's memory
-    on another stream. If given, `computed` are the kernels that must have run.
+    """Runs a step twice. The second run reuses the first run's memory on
+    another stream. If given, `computed` are the kernels that must have run.
     """
     model, inputs = model or tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
@@ -107,7 +107,8 @@ def tried_on_its_device(session: sluice.Session) -> None:
 
 
 def fits(session: sluice.Session) -> None:
-    """The memory that the first step leaves free is enough for all layers."""
+    """All layers fit in the memory that the first step leaves free, so they
+    run plain from the second step on."""
     model, inputs = tiny("qwen3"), batch(length=LENGTH)
     expected = run(copy.deepcopy(model), inputs)
     model.to(GPU)
@@ -133,8 +134,8 @@ def swapped(session: sluice.Session) -> None:
 
 
 def automatic(session: sluice.Session) -> None:
-    """The chunk size is measured here, among sizes that give several chunks;
-    the host issues blocks faster than the GPU computes them."""
+    """chunk="auto" chooses between two sizes that give several chunks. The
+    host issues blocks faster than the GPU computes them."""
     with HostArena(session) as arena:
         heads = chunk_size.Heads(4, 2, 8, 8)
         walk = chunk_size._walk(arena, heads, GPU, torch.float32, 128, 4,
@@ -146,8 +147,7 @@ def automatic(session: sluice.Session) -> None:
 
 
 def measured_by_events(session: sluice.Session) -> None:
-    """Durations are the GPU's, which exceed the host's time to enqueue the
-    work."""
+    """Durations are the GPU's, not the time in which the host enqueues."""
     a, own = torch.ones(700, 700, device=GPU), [
         torch.cuda.Event(enable_timing=True) for _ in range(2)]
     with HostArena(session) as arena:
@@ -164,7 +164,7 @@ def measured_by_events(session: sluice.Session) -> None:
 
 
 def planned(session: sluice.Session) -> None:
-    """The second step is measured; the third swaps as the daemon has planned.
+    """The second step is measured. The third step swaps as the daemon planned.
     """
     measured_by_events(session)
     model, inputs, asked = tiny("qwen3"), batch(length=LENGTH), []
@@ -190,8 +190,8 @@ def planned(session: sluice.Session) -> None:
 
 
 class Reads(TorchDispatchMode):
-    """Counts the lines where the package makes the host wait for a GPU value.
-    """
+    """Counts, by line of the package, how often the host waits for a value
+    from the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -228,8 +228,8 @@ def waits(session: sluice.Session) -> None:
 
 
 def ahead(session: sluice.Session) -> None:
-    """Measures how many chunks the GPU has not begun when the host begins one,
-    while copies need grants and another rank uses the link."""
+    """The host runs at least four chunks ahead of the GPU, although copies
+    need grants and another session shares the link."""
     chunk, many = 1024, 8
     model = tiny("qwen3", num_hidden_layers=1).to(GPU)
     inputs = on(GPU, batch(1, many * chunk))
@@ -265,9 +265,9 @@ def ahead(session: sluice.Session) -> None:
 
 
 def deadlines(session: sluice.Session) -> None:
-    """The slack of a fetched chunk is the GPU's compute time between its
-    prefetch and its use, without the time that compute waited for another
-    copy. The host waits for neither."""
+    """The slack of a fetched chunk is the GPU's compute time between the
+    chunk's prefetch and its use, without the time that compute waited for
+    another copy. The host never synchronizes."""
     a = torch.ones(700, 700, device=GPU)
     driver = ctypes.CDLL("libcuda.so.1").fake_cuda_calls
     names = (b"cuEventSynchronize", b"cuStreamSynchronize")
@@ -307,7 +307,7 @@ def deadlines(session: sluice.Session) -> None:
             issued = time.perf_counter() - began
             assert [driver(name) for name in names] == before
             end.synchronize()
-            # One wait for both copies, because `chunk` arrives first.
+            # One wait serves both copies, because `chunk` arrives first.
             [waited] = waiting
             computed.append(own[0].elapsed_time(own[1]) / 1e3)
             at_most.append((start.elapsed_time(end)
@@ -367,8 +367,8 @@ def drawn(session: sluice.Session) -> None:
 
 
 def windows(session: sluice.Session) -> None:
-    """In fp32, for which ATen has no kernel with windows; blocks inside the
-    window are causal."""
+    """ATen has no fp32 kernel with windows, so blocks that the window cuts are
+    computed from whole scores. Blocks inside the window are causal."""
     stepped(session, tiny("mistral", sliding_window=24),
             {"efficient", "whole scores"})
 
@@ -384,8 +384,8 @@ class NoExperts(nn.Linear):
 
 
 def by_scores(session: sluice.Session) -> None:
-    """Models that no kernel supports, with several strips per block; and
-    sinks."""
+    """Softcaps, values narrower than keys, and sinks, which no kernel
+    supports. Blocks are computed in several strips."""
     whole_scores._ROWS = 7
     stepped(session, tiny(
         "gemma2", sliding_window=24, query_pre_attn_scalar=8,
@@ -406,7 +406,7 @@ def by_scores(session: sluice.Session) -> None:
 
 def streams(session: sluice.Session) -> None:
     """Each layer runs on its own stream in forward, and therefore in backward.
-    One stream reads what the other has stored in host memory."""
+    Each stream reads what another stream stored in host memory."""
     titan.rotate = lambda x, _: x  # the fakes do not support complex views
     model, ids = Titan.on_sides(), titan.tokens()
     expected = graded(copy.deepcopy(model), ids)
@@ -450,13 +450,14 @@ def handover(session: sluice.Session) -> None:
 
 
 class Titan(titan.Titan):
-    """Runs its layers on their own streams if it is on a GPU."""
+    """Runs each layer on a stream of its own if the model is on a GPU."""
 
     @staticmethod
     def on_sides() -> Titan:
         torch.manual_seed(0)
         made = Titan().train()
-        # The CPU does not implement the backward of CUDA's RMSNorm.
+        # The fakes compute on the CPU, and torch has no CPU kernel for the
+        # backward of CUDA's RMSNorm.
         for owner in list(made.modules()):
             for name, module in owner.named_children():
                 if isinstance(module, nn.RMSNorm):
@@ -481,9 +482,9 @@ class Titan(titan.Titan):
 
 def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
             chunk: int = 16, further=(), **options) -> None:
-    """Checks that the error against fp32 is about the plain model's, and that
-    the kernels `computed` have run. `further`: inputs besides ids and labels.
-    """
+    """Checks that the error against fp32 is at most 1.2 times the plain
+    model's, and that the kernels `computed` have run. `further` are inputs
+    besides ids and labels."""
     inputs = {**batch(length=LENGTH), **dict(further)}
     expected = run(copy.deepcopy(exact), inputs)
     model = exact.bfloat16()
@@ -506,10 +507,10 @@ def in_bf16(session: sluice.Session, exact: nn.Module, computed: set[str],
 
 def rounded(session: sluice.Session) -> None:
     in_bf16(session, tiny("qwen3"), {"flash"})
-    # Hopper's capability, which selects cuDNN.
+    # Hopper's compute capability selects cuDNN.
     gpu_blocks._capability = lambda gpu: 90
     in_bf16(session, tiny("qwen3"), {"cudnn"})
-    # Documents: blocks that they cut are computed by flash.
+    # Flash computes blocks that the end of a document cuts.
     places = torch.cat([torch.arange(24), torch.arange(LENGTH - 24)])
     in_bf16(session, tiny("qwen3", use_cache=False), {"cudnn", "flash"}, further={
         "position_ids": places.expand(len(batch()["input_ids"]), -1)})
@@ -517,8 +518,8 @@ def rounded(session: sluice.Session) -> None:
 
 
 def deterministic(session: sluice.Session) -> None:
-    """In torch's deterministic mode cuDNN is not chosen, and kernel="cudnn" is
-    refused with an error that says so."""
+    """In torch's deterministic mode cuDNN is not chosen, and the error that
+    refuses kernel="cudnn" names this mode."""
     torch.use_deterministic_algorithms(True)
     in_bf16(session, tiny("qwen3"), {"flash"})
     try:
@@ -535,8 +536,8 @@ def by_efficient(session: sluice.Session) -> None:
 
 
 def rounded_output(session: sluice.Session) -> None:
-    """o is stored on the host in bf16, as its kernels read it. The gradients
-    are bit-identical to those with o stored in fp32."""
+    """Attention's output o is stored on the host in bf16, as the kernels read
+    it. The gradients are bit-identical to those with o stored in fp32."""
     inputs, found = batch(length=LENGTH), []
     for wide in blocks.READ_WIDE, blocks.READ_WIDE | {"flash"}:
         model = tiny("qwen3").bfloat16().to(GPU)
@@ -563,9 +564,9 @@ def rounded_output(session: sluice.Session) -> None:
 
 
 def layouts(session: sluice.Session) -> None:
-    """Each kernel's gradients do not depend on the strides of its tensors. On
-    an H100 the efficient kernel misread o unless its rows preceded its heads.
-    """
+    """The gradients of each kernel do not depend on the strides of its
+    tensors. (On an H100 the efficient kernel misreads o if its heads come
+    before its rows in memory.)"""
     draw = torch.Generator().manual_seed(7)
     do, q, k, v = (torch.randn(1, 3, 37, 16, generator=draw).bfloat16().to(GPU)
                    for _ in range(4))
@@ -587,15 +588,15 @@ def rows_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def by_cudnn(session: sluice.Session) -> None:
-    """The last chunk has one row, and its diagonal block one key."""
+    """The last chunk has one row, so its diagonal block has one key."""
     in_bf16(session, tiny("qwen3"), {"cudnn", "flash"}, LENGTH - 1,
             kernel="cudnn")
     in_bf16(session, tiny("llama"), {"cudnn"}, kernel="cudnn")
 
 
 def by_flash_through_windows(session: sluice.Session) -> None:
-    """Windows narrower and wider than a chunk, and as wide; flash computes all
-    blocks, so no scores are materialised."""
+    """Flash computes all blocks for windows of any width, so no scores are
+    materialised."""
     others = ((16, 16), (5, 13)) if DEEP else ()
     for width, chunk in ((24, 16), (7, 16), *others):
         in_bf16(session, tiny("mistral", sliding_window=width), {"flash"},
@@ -605,8 +606,8 @@ def by_flash_through_windows(session: sluice.Session) -> None:
 
 
 def no_kernel(session: sluice.Session) -> None:
-    """What a chosen kernel does not support is refused with the kernel's name,
-    not computed by another one."""
+    """Tensors that the chosen kernel does not support are refused with the
+    kernel's name. No other kernel computes them."""
     for kernel, width, said in (("cudnn", 16, "have 4"), ("flash", 16, "have 4"),
                                 ("cudnn", 136, "have 136")):
         model, stream = tiny("qwen3", head_dim=width).to(GPU), None
@@ -626,7 +627,7 @@ def no_kernel(session: sluice.Session) -> None:
 
 
 def slots(session: sluice.Session) -> None:
-    """Tensors fetched from the host lie in the lease, and memory of a living
+    """Tensors fetched from the host lie in the lease. The memory of a living
     tensor is not reused."""
     def used() -> int:
         return len(arena._slots._held) - len(arena._slots._expired())
@@ -693,9 +694,9 @@ def optimizer(session: sluice.Session, dtype: torch.dtype = torch.float32
     optimizer = sluice.AdamW(ours, lr=1e-2, session=session)
     leave_out(optimizer._states)
     expected = torch.optim.AdamW(torchs, lr=1e-2, foreach=True)
-    # Gradients of all parameters, then twice those of one bucket. They are
-    # copied before the steps, because waiting for the copies would order the
-    # steps.
+    # In every third step all parameters have gradients, in the other steps only
+    # the first two. The gradients are copied before the steps, because a wait
+    # for the copies would order the steps.
     grads = [[torch.randn(p.shape).to(dtype) if i < 2 or step % 3 == 0
               else None for i, p in enumerate(ours)] for step in range(6)]
     on_gpu = [[None if grad is None else grad.to(GPU) for grad in of_step]
@@ -758,8 +759,8 @@ def no_mark(arena: HostArena) -> None:
 
 
 def no_order(states: host_states.HostStates) -> None:
-    """A bucket is fetched into memory while the bucket before it is still
-    copied out of there."""
+    """A bucket is fetched into memory from which the previous bucket is still
+    being copied."""
     start = states._copies.start
     states._copies.start = lambda *copied: start(*copied[:-1], 0)
 
@@ -787,7 +788,7 @@ def no_hold(arena: HostArena) -> None:
 
 
 def no_handover(arena: HostArena) -> None:
-    """Changes of the stream are not ordered."""
+    """Work on a new stream does not wait for work on the earlier stream."""
     def without(stream: int) -> None:
         arena._copies._library.engine_use_stream(arena._handle.value, stream)
         arena._copies.stream = stream

@@ -41,8 +41,8 @@ def lora(model):
 
 
 def packed(rows, length, seed):
-    """Returns a batch of documents that differ between rows, by position_ids.
-    """
+    """Returns a batch with position_ids that cut each row into two documents,
+    at a different place in each row."""
     places = torch.stack([torch.cat([torch.arange(cut), torch.arange(
         length - cut)]) for cut in range(11 + seed % 5, 11 + seed % 5 + rows)])
     return {**batch(rows, length, seed), "position_ids": places,
@@ -50,8 +50,8 @@ def packed(rows, length, seed):
 
 
 def fsdp(units=(), shape=None, **options):
-    """Shards each layer, each of the named modules, and the rest as the root.
-    """
+    """Makes an FSDP unit of each layer, each module named in `units`, and the
+    rest."""
     def wrap(model):
         world = dist.get_world_size()
         mesh = init_device_mesh("cpu", shape or (world,), mesh_dim_names=(
@@ -68,7 +68,7 @@ def fsdp(units=(), shape=None, **options):
     return wrap
 
 
-# name -> (model, its config, wrapping, batches per step)
+# name -> (model, its config, wrapping, number of batches)
 CASES = {
     "ddp": ("llama", {}, ddp(), 1),
     "ddp, static graph, bucket views": (
@@ -89,8 +89,8 @@ CASES = {
         "llama", {}, fsdp(["lm_head"]), 2),
     "ddp, static graph, log-probabilities": (
         "llama", {}, ddp(static_graph=True), 1),
-    # All weights of attention have one size, and all of the MLP another one.
-    # So a weight's memory in forward may belong to another weight in backward.
+    # All attention weights have one size, and all MLP weights another size.
+    # So memory that held one weight in forward may hold another in backward.
     "fsdp2, stored products": ("llama", dict(
         num_key_value_heads=4, intermediate_size=32), fsdp(), 2),
     "fsdp2, packed rows": ("llama", {}, fsdp(["lm_head"]), 2),
@@ -108,8 +108,7 @@ CASES = {
     "fsdp2, decoder of its own": ("llama", {}, fsdp(["model"]), 2),
     "frozen embedding and layer, in the host": (
         "llama", {}, fsdp(["lm_head"]), 1),
-    # This model's layers have buffers, which DDP broadcasts before each
-    # forward.
+    # Layers of gptj have buffers, which DDP broadcasts before each forward.
     "ddp, two forwards": ("gptj", LEARNED, ddp(), 2),
     "ddp, routers' loss": ("mixtral", ROUTERS, ddp(), 1),
     "fsdp2, routers' loss": ("mixtral", ROUTERS, fsdp(), 2),
@@ -137,7 +136,7 @@ ONLY_DEEP = {
 
 
 class Scored(torch.nn.Module):
-    """Computes its loss from log-probabilities by rows."""
+    """Computes its loss from sluice.logprobs."""
 
     def __init__(self, model):
         super().__init__()
@@ -161,8 +160,7 @@ class OfLogits(torch.nn.Module):
 
 
 class TwoForwards(torch.nn.Module):
-    """One backward of two forwards, as in training on pairs that are compared.
-    """
+    """Computes one loss from two forwards, as DPO does."""
 
     def __init__(self, model):
         super().__init__()
@@ -175,7 +173,7 @@ class TwoForwards(torch.nn.Module):
 
 
 class WithLoss(torch.nn.Module):
-    """A decoder without transformers, and a loss that its user computes."""
+    """Computes the loss of a Titan, which returns logits only."""
 
     def __init__(self, model):
         super().__init__()
@@ -228,7 +226,6 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
 
 def work(rank: int, world: int, file: str, socket: str,
          cases: list[str]) -> None:
-    """Runs one rank in its own process."""
     def one(case: str, session: sluice.Session) -> None:
         plain = train(case, rank, None)
         for got, expected in zip(train(case, rank, session), plain):

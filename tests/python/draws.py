@@ -1,4 +1,4 @@
-"""Training drawn by seed, streamed and plain side by side.
+"""Draws training by seed, and runs it streamed and plain.
 
 A draw is a tiny model of transformers, settings of stream(), and two to four
 training steps. Between the steps, and between a step's forwards and backwards,
@@ -69,7 +69,7 @@ class Step:
     between: tuple[Operation, ...]
     way: str  # order of two calls: "in turn", "together" or "threads"
     saved: str  # hooks on saved tensors: "" or a name in SAVED
-    around: str  # "both", "forward" or "backward": what those hooks surround
+    around: str  # where `saved` applies: "both", "forward" or "backward"
     updates: bool  # whether the weights are updated at the end
 
 
@@ -98,8 +98,8 @@ def drawn(number: int) -> Draw:
             "*": {"keep": 0.3, "swap": 0.4}}]),
         "hidden": draw.choice(["device", "device", "device", "host"]),
         "head": draw.choice(["rows", "rows", "rows", "whole"]),
-        # Room for no layer, for some, or for all. Drawn by another generator,
-        # so that this option leaves the rest of a draw as it was.
+        # Room for no layer, for some layers, or for all. Drawn by a generator
+        # of its own, so that the other drawn values do not depend on it.
         "hbm": random.Random(f"hbm {number}").choice(
             [0, 150_000, 400_000, 1 << 30]),
     }
@@ -185,7 +185,6 @@ def train(trainee: Trainee, which: str, seed: int) -> None:
     parameters = list(trainee.base.named_parameters())
     for everything in False, True:
         for name, p in parameters:
-            # The choice does not depend on whether PEFT has wrapped the model.
             p.requires_grad_(p.is_floating_point() and (
                 everything or TRAINED[which](name, p, seed)))
         if any(p.requires_grad for _, p in parameters):
@@ -193,7 +192,8 @@ def train(trainee: Trainee, which: str, seed: int) -> None:
 
 
 def _first(value: Any, change: Callable) -> Any:
-    """Returns the value with its first tensor changed, if that has floats."""
+    """Applies `change` to the value's first tensor, if it is floating-point.
+    """
     if isinstance(value, tuple):
         return (_first(value[0], change), *value[1:]) if value else value
     return change(value) if isinstance(value, torch.Tensor) and (
@@ -400,7 +400,7 @@ def arguments(call: Call, labels: bool = True) -> dict[str, torch.Tensor]:
         mask[-1, rows] = 0
         wanted[-1, rows] = -100
         if call.padded == "left":
-            # The label that a row of padding would predict.
+            # The last row of padding would predict this label.
             wanted[-1, gap] = -100
         made["attention_mask"] = mask
     return {**made, "labels": wanted} if labels else made
@@ -449,8 +449,8 @@ def forwards_and_backwards(trainee: Trainee, step: Step, threads: bool
 
 def _in_threads(trainee: Trainee, step: Step, saved: Callable,
                 between: Callable[[], None], threads: bool) -> list[float]:
-    """Runs all forwards, in threads or one after the other, then all backwards
-    in the same way."""
+    """Runs the calls in threads, or one after the other. All forwards end
+    before a backward begins if the step has operations in between."""
     losses: dict[int, torch.Tensor] = {}
     errors: list[BaseException] = []
 
@@ -563,9 +563,9 @@ def run(draw: Draw, session: sluice.Session,
         for number, step in enumerate(draw.steps):
             say(number, step)
             _run_step(draw, step, plain, got, result, say)
-        # After a refusal, graphs keep alive what frames held.
+        # After a refusal, garbage and the queue of torch's autograd still
+        # refer to graphs that hold host memory.
         for _ in range(3):
-            # And so does the queue of torch's autograd.
             torch.ones((), requires_grad=True).backward()
             gc.collect()
         if stream.stats().host_bytes:
@@ -581,7 +581,7 @@ def _run_step(draw: Draw, step: Step, plain: Trainee, got: Trainee,
               result: Result, say: Callable[..., None]) -> None:
     try:
         expected = _whole_step(plain, step, False)
-    except Exception as error:  # plain torch cannot do this step either
+    except Exception as error:  # plain torch cannot do this step
         result.unusable.append(f"{type(error).__name__}: {error}")
         expected = None
     try:
@@ -611,7 +611,8 @@ def _whole_step(trainee: Trainee, step: Step, threads: bool) -> list[float]:
 
 @torch.no_grad()
 def _end_step(step: Step, plain: Trainee, got: Trainee, failed: bool) -> None:
-    """Makes weights and gradients of both models equal, bit by bit."""
+    """Updates the weights if the step does so; then makes the weights and
+    gradients of both models equal to the bit."""
     theirs = dict(plain.base.named_parameters())
     whole = norm(gradients(plain))
     for name, mine in got.base.named_parameters():
@@ -630,8 +631,6 @@ def _end_step(step: Step, plain: Trainee, got: Trainee, failed: bool) -> None:
 
 @dataclasses.dataclass
 class Report:
-    """The results of several draws."""
-
     draws: int = 0
     compared: int = 0  # number of compared steps
     refused: int = 0

@@ -1,6 +1,6 @@
 """A node with driver = "cuda" on the strict fake driver (tests/fake_cuda): the
 real sluiced, and Python processes with torch's CUDA device. This proves
-nothing about a GPU."""
+nothing about a real GPU."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MODELS = [f"transformers.models.{kind}.modeling_{kind}" for kind in
 @pytest.fixture(scope="module")
 def loaded():
     """A process that has loaded torch with NVIDIA's libraries (2 GB) once for
-    all programs of a test. Each of its forks gets a node by its environment.
-    """
+    all programs of a test. Environment variables tell each of its forks which
+    node to use."""
     made = Loaded("on_fakes", "cuda_group", *MODELS, **VARIABLES)
     yield made
     made.close()
@@ -45,10 +45,10 @@ def node(tmp_path, loaded, request):
 
 
 class FakeNode:
-    """A node in `folder`, until `close`. Torch's own allocator is used in
-    addition to the leases (`malloc`). Streams are delayed (`jitter_us`), so
-    that operations are rarely ordered by luck. `more` is added to the daemon's
-    configuration."""
+    """Runs a node in `folder` until `close`. The fake driver serves torch's
+    own allocator besides the leases (`malloc`). It delays streams
+    (`jitter_us`), so that operations are rarely ordered by luck. `more` is
+    added to the daemon's configuration."""
 
     def __init__(self, folder: pathlib.Path, bin_dir: str, loaded: Loaded,
                  more: str = ""):
@@ -79,7 +79,8 @@ class FakeNode:
                                 SLUICE_FAKE_CUDA=self._variable(), **variables)
 
     def start(self, program: str) -> subprocess.CompletedProcess[str]:
-        """Runs it in a new process, which loads everything itself."""
+        """Runs a program of tests/python in a new process, which loads
+        everything itself."""
         return subprocess.run(
             [sys.executable, TESTS / program, self.socket], text=True,
             capture_output=True, timeout=200,

@@ -16,16 +16,15 @@ from torch.distributed.tensor import DTensor
 
 import sluice
 
-# A fork, because importing torch and transformers takes longer than most
-# cases.
+# Forks, because importing torch and transformers takes longer than most cases.
 FORK = multiprocessing.get_context("fork")
 
 
 def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
-    """Runs `work(rank, *args)` in a process with one thread per rank. Then
-    exits this process, with status 0 if all of them have status 0."""
+    """Runs `work(rank, *args)` in a process per rank, on one thread. Then exits
+    this process, with status 0 if all ranks have status 0."""
     torch.set_num_threads(1)
-    gc.freeze()  # loaded objects are neither searched nor copied in the forks
+    gc.freeze()  # the forks' collections neither search nor copy loaded objects
     ranks = [FORK.Process(target=_forked, args=(work, rank, *args))
              for rank in range(world)]
     for rank in ranks:

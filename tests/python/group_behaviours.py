@@ -1,5 +1,4 @@
-"""Behaviour of groups of ranks apart from gradients, for groups.py. All ranks
-run each function."""
+"""Cases of groups.py apart from gradients. All ranks run each function."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ PLACES = ("device", "host")  # places of hidden states
 
 
 def host_bytes(session, group) -> None:
-    """Each rank's bytes are exactly README.md's formula, for a whole number of
-    chunks."""
+    """Each rank's host bytes are exactly those of DESIGN.md's formula, for a
+    whole number of chunks."""
     size, layers, hidden, kv, heads, tokens, chunks = (
         dist.get_world_size(group), 3, 32, 8, 4, 128, 4)
     replicas = size  # copies of the one kv head
@@ -46,7 +45,7 @@ def host_bytes(session, group) -> None:
 
 
 def whole_head(session, group) -> None:
-    """With head="whole" every rank has the model's own loss of all rows."""
+    """With head="whole" every rank computes the loss of all rows."""
     for place in PLACES:
         model, inputs = tiny(), batch()
         expected = run(model, inputs)
@@ -97,8 +96,8 @@ def logprobs(session, group) -> None:
 
 
 class Embedded(LlamaModel):
-    """Passes each layer a tensor computed from the embeddings, without a
-    gradient, and scales it in place as some models do."""
+    """Passes each layer a detached tensor that is computed from the embeddings
+    and scaled in place, as some models do."""
 
     def forward(self, input_ids=None, inputs_embeds=None, **kwargs):
         embeds = self.embed_tokens(input_ids)
@@ -129,7 +128,7 @@ def made_of_embeddings(session, group) -> None:
 
 
 def _assert_mean_is(model, group, loss: float, expected: Run) -> None:
-    """Checks that the gradients' average over the group is the expected one.
+    """Checks that the average of the gradients over the group is as expected.
     """
     for parameter in model.parameters():
         dist.all_reduce(parameter.grad, group=group)
@@ -147,7 +146,7 @@ def own_head(session, group) -> None:
     labels = torch.full_like(ids, -100)
     stream = sluice.stream(model.model, session=session, chunk=CHUNK,
                            group=group, quiet=True)
-    local = stream.shard(ids, labels)  # one row stays whole on each rank
+    local = stream.shard(ids, labels)  # a single row is not split
     model.model(ids)
     assert torch.equal(local.input_ids, ids) and local.count == 0
 
@@ -172,8 +171,8 @@ def _own_head(session, group, place) -> None:
 
 
 def loaders(session, group) -> None:
-    """Every rank gets each rank's batches in turn, although one rank has more.
-    """
+    """Every rank gets the batches of all ranks in turn, although one rank has
+    more batches."""
     rank = dist.get_rank(group)
     own = torch.utils.data.DataLoader(
         torch.arange(10 * rank, 10 * rank + 6 + 2 * rank), batch_size=2)
@@ -209,8 +208,9 @@ def failures_of_an_earlier_stream(session, group) -> None:
 
 
 def random_numbers(session, group) -> None:
-    """Ranks with the same seed drop out different elements, drop the same ones
-    again in the replay, and have the same random state afterwards."""
+    """Ranks with the same seed drop different elements. Each rank drops the
+    same elements again in its replay, and all ranks have the same random state
+    afterwards."""
     model = tiny("gpt2", **{**LEARNED, "embd_pdrop": 0.5, "resid_pdrop": 0.5})
     dropped = []
     model.transformer.h[0].mlp.dropout.register_forward_hook(

@@ -1,4 +1,4 @@
-"""Heads other than a language model's, on sequences that ranks share."""
+"""Cases of groups.py with heads other than a language model's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import sluice
 
 
 def other_heads(session, group) -> None:
-    """Such heads may read any row, so each rank computes them from all rows.
+    """These heads may read any row, so each rank computes them from all rows.
     """
     for name, (head, inputs) in HEADS.items():
         for place in ("device", "host"):
@@ -35,8 +35,9 @@ def other_heads(session, group) -> None:
 
 
 def dropout_in_heads(session, group) -> None:
-    """Each rank has all rows in the head, and so draws the same dropout. The
-    loss is the same on all ranks, and the gradient is the average."""
+    """All ranks draw the same dropout in the head, although their seeds
+    differ. They have the same loss, and the average of their gradients is the
+    gradient of that loss."""
     model = tiny_with("TokenClassification", dropout=0.3).double()
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)
     inputs = HEADS["a class for each token"][1]
@@ -59,15 +60,14 @@ def dropout_in_heads(session, group) -> None:
             weight.sub_(step * direction)
         return found
 
-    step = 0.2  # so large because the loss is fp32
+    step = 0.2  # large, because the loss is fp32
     slope, expected = (loss(step) - loss(-step)) / (2 * step), (
         float(direction.norm()) ** 2)
     assert abs(slope - expected) <= 1e-3 * expected
 
 
 def rows_of_padding(session, group) -> None:
-    """If a model's own loss counts rows of padding, every rank refuses the
-    call."""
+    """Every rank refuses a call with a loss that counts rows of padding."""
     model = tiny_with("QuestionAnswering")
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)
     inputs = {**HEADS["an answer that begins and ends"][1],

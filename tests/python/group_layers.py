@@ -1,4 +1,4 @@
-"""The user's own layers, on sequences that the ranks of a group share."""
+"""Cases of groups.py with the user's own layers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def streamed(model, session, group, **options):
 
 
 def own_layers(session, group) -> None:
-    """Loss and logits of all rows are on every rank."""
+    """Every rank has the loss and logits of all rows."""
     for place in ("device", "host"):
         model = titan(layers=3)
         plain = copy.deepcopy(model)
@@ -141,7 +141,8 @@ class Dropping(Wrapper):
 
 
 def own_layers_random_numbers(session, group) -> None:
-    """Each rank draws its own numbers, and the same again in the replay."""
+    """Each rank draws random numbers of its own, and draws the same numbers
+    again in the replay."""
     model, dropped = titan(), []
     for layer in model.layers.values():
         layer.feed_forward = Dropping(layer.feed_forward)

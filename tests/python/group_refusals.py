@@ -1,5 +1,5 @@
-"""What a group of ranks refuses, and how one rank's failure reaches the
-others, for groups.py. All ranks run each function."""
+"""Cases of groups.py in which a group of ranks refuses a model or a call, or
+one rank fails. All ranks run each function."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ MOE = dict(num_local_experts=4, num_experts_per_tok=2)
 
 
 def other_rows(session, group) -> None:
-    """All ranks raise the same error, and the next step runs."""
+    """If the ranks pass different rows, all ranks raise the same error, and
+    the next step runs."""
     model, rank = tiny(), dist.get_rank(group)
     stream = sluice.stream(model, session=session, chunk=CHUNK, group=group,
                            quiet=True)
@@ -53,8 +54,7 @@ def other_settings(session, group) -> None:
 
 
 def refused_models(session, group) -> None:
-    """Each rank refuses these by itself, because no collective has begun yet.
-    """
+    """Each rank refuses these models by itself, before any collective."""
     for kind, changes, said in (
             ("roberta", dict(is_decoder=True, hidden_dropout_prob=0.0,
                              attention_probs_dropout_prob=0.0),
@@ -78,7 +78,8 @@ def refused_models(session, group) -> None:
 
 
 def forward_put_over(session, group) -> None:
-    """The replaced forward calls the decoder itself and expects all rows."""
+    """A forward put over the model's after stream() is refused if it calls the
+    decoder itself, because it expects all rows."""
     model = tiny()
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   quiet=True)
@@ -103,9 +104,9 @@ def refused_calls(session, group) -> None:
 
 
 def one_rank_fails(session, group) -> None:
-    """A rank raises its own exception, in forward and in backward. The others
-    raise an Error that names the rank soon. Each direction has its own group.
-    """
+    """The rank that fails in forward or backward raises its own exception. The
+    other ranks soon raise an Error that names it. Forward and backward are
+    tried on separate groups."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for direction in ("forward", "backward"):
         apart = dist.new_group(list(range(size)))
@@ -134,8 +135,8 @@ def one_rank_fails(session, group) -> None:
 
 
 class Breaking:
-    """Makes a module raise when `after` forwards have been counted down to 0.
-    """
+    """Makes a module raise in its `after`-th forward from now on; never if
+    `after` is negative."""
 
     def __init__(self, module: nn.Module):
         self.after, self._own = -1, module.forward

@@ -1,6 +1,6 @@
 """The ranks of parallel/sequence_parallel_test. They train tiny models on
-sequences that the ranks of a group share, and compare with the model itself on
-the whole sequences."""
+sequences that the ranks of a group share, and compare them with the unstreamed
+models on the whole sequences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BALANCED_SOME = dict(
     num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24,
     num_hidden_layers=3, mlp_only_layers=[1], router_aux_loss_coef=0.3)
 # The table of rotary positions depends on the greatest position, and only the
-# last rank has one over the limit.
+# last rank has a position above original_max_position_embeddings.
 STRETCHED = dict(max_position_embeddings=144, rope_parameters=dict(
     rope_type="longrope", rope_theta=10000.0, factor=2.0,
     original_max_position_embeddings=72, short_factor=[1.0] * 4,
@@ -103,7 +103,7 @@ def fsdp(*units, replicated=False, **options):
 IN_HOST = {"hidden": "host"}
 
 # name -> (model, its config, ranks per sequence, wrapping, batches, further
-# options of stream()); two steps of each are accumulated.
+# options of stream()). A case accumulates the gradients of two batches.
 CASES = {2: {
     "grouped": ("llama", {}, 2, alone, plain),
     "a tail shorter than the group": ("llama", {}, 2, alone, long(65)),
@@ -214,7 +214,7 @@ def check(name: str, case: tuple, session: sluice.Session) -> None:
     expected = _expected(twin, inputs, rows, row, "eager")
     try:
         assert_same(got, expected)
-    # Compares with the model's own difference between attentions.
+    # Allows what the model's own attention implementations differ by.
     except AssertionError:
         if kind in ("gpt_oss", "gemma2"):
             raise
@@ -243,7 +243,6 @@ def _backward(model, inputs) -> float:
 
 def work(rank: int, world: int, file: str, socket: str,
          names: list[str]) -> None:
-    """Runs one rank in its own process."""
     def one(name: str, session: sluice.Session) -> None:
         behaves = {**BEHAVIOURS, **BEHAVIOURS_OF_HEADS, **LAYERS}.get(name)
         if behaves is not None:

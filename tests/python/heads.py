@@ -37,7 +37,7 @@ HEADS = {
         "SequenceClassification", {**padded_left(), **CLASSES}),
     "scores that somebody makes a loss of": (
         "SequenceClassification", padded()),
-    # Neither padding nor the row that predicts after it has a label.
+    # Rows of padding have no label.
     "a class for each token, padding on the left": ("TokenClassification", {
         **padded_left(), "labels": (batch()["input_ids"] % 3).where(
             padded_left()["attention_mask"].bool(), torch.tensor(-100))}),

@@ -1,12 +1,13 @@
 """Loads modules once and then runs programs in forks of itself, for tests that
-need many processes with torch. support.Loaded starts it.
+need many processes with torch. support.Loaded starts this program.
 
     loaded.py MODULE...
 
 Each line of stdin is a JSON object with a program, its arguments, environment
-variables, and files for its output. A fork runs the program; its exit status
-is a line of stdout. The fork ends like a separate process: its __main__ lives
-until the interpreter's end, and exit handlers of libraries run.
+variables, and files for its output. A fork runs the program, and the program's
+exit status is written as a line of stdout. The fork ends like a separate
+process: its __main__ lives until the interpreter's end, and exit handlers of
+libraries run.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def asked_here() -> dict | None:
-    """Returns the request of a line in the fork that runs it, or None in the
-    server after the last line."""
+    """Forks for each line of stdin. Returns the line's request in the fork,
+    and None in the parent after the last line."""
     server = os.getpid()
     for line in sys.stdin:
         pid = os.fork()
@@ -56,7 +57,7 @@ def become(asked: dict) -> types.ModuleType:
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-gc.freeze()  # loaded objects are neither searched nor copied in the forks
+gc.freeze()  # the forks' collections neither search nor copy loaded objects
 if (asked := asked_here()) is not None:
     main = become(asked)
     with open(main.__file__, encoding="utf-8") as file:

@@ -1,5 +1,5 @@
-"""Training loops of other packages (Trainer's and TRL's) around a tiny model,
-streamed and plain, and what they log in each step."""
+"""Runs training loops of transformers and TRL around a tiny model, streamed
+and plain, and returns what they log in each step."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import PreTrainedTokenizerFast, TrainerCallback
 
 import sluice
 
-# More than an epoch of rows() in pairs, with and without accumulation.
+# More steps than an epoch of rows() in batches of 2 has.
 STEPS = 20 if DEEP else 6
 
 datasets.disable_progress_bars()
@@ -74,8 +74,8 @@ def settings(**more: Any) -> dict[str, Any]:
 def train(make: Callable[[nn.Module, Log], transformers.Trainer],
           session: sluice.Session | None, model: nn.Module | None = None,
           late: bool = False, **more: Any) -> list[dict[str, float]]:
-    """Returns the loop's log over its steps. With a session the model is
-    streamed, with `late` after the trainer was made."""
+    """Returns the loop's log, one dictionary per step. With a session the
+    model is streamed: before the trainer is made or, with `late`, after."""
     model, log = tiny() if model is None else model, Log()
     options = dict(session=session, chunk=24, quiet=True, **more)
     stream = session and not late and sluice.stream(model, **options)
@@ -97,8 +97,8 @@ def assert_equal_logs(got, expected, digits: float = 1e-5) -> None:
     compared = 0
     for step, (ours, theirs) in enumerate(zip(got, expected)):
         for name in theirs:
-            # Rewards are differences of nearly equal values; the others depend
-            # on the clock.
+            # Rewards are differences of nearly equal values, and so are not
+            # precise. The other names depend on the clock.
             if any(part in name for part in (
                     "runtime", "step_time", "per_second", "flos", "rewards/")):
                 continue

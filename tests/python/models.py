@@ -97,7 +97,7 @@ def run(model: nn.Module, inputs: dict) -> Run:
 
 def streamed(model: nn.Module, session: sluice.Session, inputs: dict,
              chunk: int = 16, **options) -> Run:
-    """Returns one streamed step of the model, which leaves no host bytes."""
+    """Runs one streamed step and checks that it leaves no host bytes."""
     stream = sluice.stream(model, session=session, chunk=chunk, **options)
     try:
         got = run(model, inputs)
@@ -110,7 +110,7 @@ def streamed(model: nn.Module, session: sluice.Session, inputs: dict,
 
 def unstreamed(model: nn.Module, inputs: dict, attention: str | None = None
                ) -> Run:
-    """Returns one step of an unstreamed copy of the model."""
+    """Runs one step of an unstreamed copy of the model."""
     twin = copy.deepcopy(model)
     if attention is not None:
         twin.set_attn_implementation(attention)
@@ -121,7 +121,7 @@ def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
     """Checks each parameter's gradient. The limit is the largest of 1e-5 of
     its norm, 5 x the difference between the model's own attention
     implementations (`other`), and 1e-8 of the norm of all gradients. The last
-    one is a sixth of fp32's rounding: if a gradient is zero by cancellation
+    limit is a sixth of fp32's rounding: if a gradient is zero by cancellation
     (of queries that see one key), sums in another order differ by this much on
     some processors."""
     whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()

@@ -1,7 +1,8 @@
-"""The ranks of parallel/nodes_test: three ranks on two nodes, with two
-daemons, share sequences. One is killed, and each other rank ends with an error
-that names it. Or the nodes lose each other, as in a power cut, and each rank
-ends with an error that names a rank of the other node."""
+"""The ranks of parallel/nodes_test: three ranks on two nodes, each node with
+its own daemon, share sequences. Either a rank is killed, and each surviving
+rank must end with an error that names the killed rank. Or the network between
+the nodes is cut, and each rank must end with an error that names a rank of the
+other node."""
 
 from __future__ import annotations
 
@@ -37,18 +38,18 @@ def _die(died: pathlib.Path) -> None:
 
 
 def _fail(how: str, session: sluice.Session, died: pathlib.Path) -> None:
-    """Brings the victim to the place where it dies."""
+    """Cuts the network, or kills this rank in the call that `how` names."""
     if how == "cut":
         return _cut(died)
     if how == "compute":
         _die(died)
     threading.Timer(1, _die, [died]).start()
-    if how == "lease":  # requests more than there is, and waits
+    if how == "lease":  # the second request waits for memory
         session.lease_host(session.limits().host_free_bytes - (4 << 20),
                            wait_s=100)
         session.lease_host(8 << 20, wait_s=100)
     else:
-        # The other ranks are in a collective of the stream.
+        # The other ranks wait in a collective of the stream.
         dist.all_reduce(torch.ones(1))
     time.sleep(100)
 
@@ -63,7 +64,7 @@ def work(rank: int, victim: int, how: str, port: int, sockets: list[str],
             "127.0.0.1" if networks is None else networks.ADDRESSES[0]),
         MASTER_PORT=str(port), LOCAL_RANK=str(rank - NODES.index(node)),
         LOCAL_WORLD_SIZE=str(NODES.count(node)))
-    # The check would fail, because both nodes are this machine.
+    # check_daemon would refuse two daemons on one machine.
     board.check_daemon = lambda socket: None
     dist.init_process_group("gloo")
     died, armed = pathlib.Path(folder, "died"), False

@@ -1,8 +1,8 @@
 """Gives this process torch's CUDA device on the fakes (tests/fake_cuda).
 Import it before torch, in a process that `fake_node.FakeNode` has started.
 
-torch's own libtorch_cuda.so is loaded after the fake one, which replaces its
-kernels. Later loads of the library find it loaded.
+The fake libtorch_cuda.so loads torch's own and replaces its kernels. When
+torch loads the library, it gets the fake one, which is already loaded.
 """
 
 import ctypes

@@ -19,13 +19,13 @@ from sluice.native.daemon import (
 
 
 class PrivateDaemon:
-    """A sluiced in its own folder, until `close`. If the process is killed,
-    the daemon ends 10 minutes after its last session. Sizes that are not given
-    are fractions of the machine's free memory.
+    """Runs sluiced in a folder of its own until `close`. If the test's process
+    is killed before, sluiced ends 10 minutes after its last session. Sizes
+    default to fractions of the machine's free memory.
 
     Attributes:
         socket: path for `Session(socket=...)`.
-        pid: of sluiced.
+        pid: process id of sluiced.
     """
 
     def __init__(self, *, gpus: int = 1, gpu_bytes: int | None = None,
@@ -33,8 +33,7 @@ class PrivateDaemon:
                  link_bytes_per_second: float = 0.0,
                  start_timeout_s: float = START_TIMEOUT_S) -> None:
         free = available_bytes()
-        # A short path whatever $TMPDIR is, because a socket's path must be
-        # short.
+        # Not in $TMPDIR, because a socket's path must be short.
         self._folder = tempfile.mkdtemp(prefix="sluice-", dir="/tmp")
         self.socket = os.path.join(self._folder, "session.sock")
         config = pathlib.Path(self._folder, "config.toml")

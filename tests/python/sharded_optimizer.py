@@ -1,6 +1,6 @@
 """The ranks of parallel/sharded_optimizer_test. Each trains a model under
-FSDP2 with sluice.AdamW and with torch's, on data that differ per rank, and
-compares them."""
+FSDP2 with sluice.AdamW and with torch's AdamW, on data that differ per rank,
+and compares the results."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ STEPS = 20
 
 
 class Uneven(nn.Module):
-    """A model of which some ranks hold more parameters than others, or none.
-    """
+    """A model with shards of unequal lengths, some of them empty."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -104,7 +103,7 @@ def same_states(one: torch.optim.Optimizer, other: torch.optim.Optimizer
 
 
 def steps(rank: int, session: sluice.Session) -> None:
-    """Trains a streamed model, and one with shards of unequal lengths."""
+    """Trains a streamed model, and a model with shards of unequal lengths."""
     mixed = dict(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
     for make, options in (uneven, {}), (uneven, mixed), (llama, {}):
         found = []
@@ -121,7 +120,7 @@ def steps(rank: int, session: sluice.Session) -> None:
     lengths = {name: p.to_local().numel()
                for name, p in sharded(uneven(), []).named_parameters()}
     assert lengths["first.bias"] == (3, 2)[rank]
-    # Both ranks' shards were trained above, one of them empty.
+    # The shard of rank 1 is empty.
     assert lengths["last.bias"] == (1, 0)[rank]
 
 
@@ -149,7 +148,7 @@ def half(rank: int, session: sluice.Session) -> None:
 
 
 def states(rank: int, session: sluice.Session) -> None:
-    """One optimizer trains and saves, the other loads, in both directions."""
+    """sluice.AdamW and torch's load their own and each other's states."""
     host_states.BUCKET_BYTES = 4096
     makes = [lambda p: sluice.AdamW(p, lr=1e-2, session=session),
              lambda p: torch.optim.AdamW(p, lr=1e-2, foreach=True)]
@@ -216,7 +215,7 @@ def ddp(rank: int, session: sluice.Session) -> None:
     else:
         raise AssertionError("not refused")
     assert not optimizer.state
-    # A model of this rank alone.
+    # A model that this rank alone has is not refused.
     alone = sluice.AdamW(uneven().parameters(), session=session)
     for p in alone.param_groups[0]["params"]:
         p.grad = torch.ones_like(p)

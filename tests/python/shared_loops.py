@@ -19,8 +19,8 @@ from trl import SFTConfig, SFTTrainer
 import sluice
 
 STEPS = 10 if DEEP else 5
-# Both ranks get whole batches, packed (8 rows of 64) or not. Otherwise
-# accelerate would give some rows to both ranks.
+# 12 rows, or 8 rows of 64 if packed: both ranks get equally many batches of 2.
+# Otherwise accelerate would give some rows to both ranks.
 LENGTHS = (30, 41, 22, 61, 60, 33, 40, 24, 62, 63, 35, 29)
 
 
@@ -56,8 +56,8 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (the trainer, whether stream() is called after the trainer was made,
-# because TRL replaces the model's forward)
+# name -> (function that makes the trainer, whether stream() comes after it). It
+# comes after TRL's trainer, which replaces the model's forward.
 CASES = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,
@@ -71,7 +71,6 @@ CASES = {
 
 def work(rank: int, file: str, socket: str, folder: str,
          names: list[str]) -> None:
-    """Runs one rank in its own process."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2",
                       LOCAL_WORLD_SIZE="2", MASTER_ADDR="localhost",
                       # Unused, because the group already exists.

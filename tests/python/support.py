@@ -26,7 +26,7 @@ PACKAGE = ROOT / "client" / "python"
 
 
 def deep(*values):
-    """Marks a case of a parametrized test that runs with SLUICE_DEEP=1
+    """Marks a case of a parametrized test that runs only with SLUICE_DEEP=1
     (conftest.py)."""
     return pytest.param(*values, marks=pytest.mark.deep)
 
@@ -173,8 +173,8 @@ def await_true(what: str, true: Callable[[], object],
 
 
 def processes_of(folder: str) -> list[int]:
-    """Returns the processes with the folder in their command line, such as
-    sluiced."""
+    """Returns the ids of running processes with `folder` in their command
+    line, such as sluiced."""
     found = []
     for entry in os.listdir("/proc"):
         try:

@@ -1,6 +1,5 @@
-"""A small decoder like torchtitan's, without transformers: its own class, RoPE
-by a complex table of all positions, grouped heads, SwiGLU, and its own head.
-"""
+"""A small decoder like torchtitan's, without transformers: RoPE by a complex
+table of all positions, grouped heads, SwiGLU, and its own head."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The ranks of parallel/unmade_weights_test: models that are streamed before
-they have weights and sharded, then get a plain model's weights and are
-compared with it."""
+"""The ranks of parallel/unmade_weights_test. A model is streamed and sharded
+before it has weights. Then it gets a plain model's weights and is compared
+with the plain model."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def empty(kind: str) -> nn.Module:
 
 
 def on_one_rank(kind: str) -> nn.Module:
-    """Only rank 0 has weights, as with accelerate's cpu_ram_efficient_loading.
-    """
+    """Returns a model with weights on rank 0 alone, as accelerate's
+    cpu_ram_efficient_loading makes it."""
     return tiny(kind, **KINDS[kind]) if dist.get_rank() == 0 else (
         on_meta(kind))
 
@@ -64,7 +64,8 @@ def fill(model: nn.Module, plain: nn.Module) -> None:
         mine.copy_(its)
 
 
-# name -> (how the model is made, whether it is sharded before stream())
+# name -> (function that makes the model, whether fully_shard comes before
+# stream())
 CASES: dict[str, tuple[Callable[[str], nn.Module], bool]] = {
     "meta, before": (on_meta, False), "meta, after": (on_meta, True),
     "empty, before": (empty, False), "empty, after": (empty, True),

@@ -1,6 +1,6 @@
-"""The ranks of training/progress_test: rank 0 is late, so that rank 1 waits;
-then rank 1 fails while rank 0 waits. What each prints on stderr is in
-FOLDER/RANK."""
+"""The ranks of training/progress_test. In the first case rank 0 is late and
+rank 1 waits. In the second case rank 1 fails and rank 0 waits. Each rank's
+stderr goes to FOLDER/RANK."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def waits(session: sluice.Session) -> None:
     model, stream = streamed(session)
     model.model.layers[1].mlp.register_forward_hook(
         lambda *_: dist.all_reduce(torch.ones(1)))
-    dist.barrier()  # the other rank may have begun later
+    dist.barrier()  # the ranks may begin at different times
     model(**batch())  # this call probes the model
     dist.barrier()
     print("probed", file=sys.stderr, flush=True)
     if dist.get_rank() == 0:
-        time.sleep(5)  # the other rank waits meanwhile
+        time.sleep(5)  # rank 1 waits
     model(**batch())
     dist.barrier()
     stream.unstream()
@@ -49,12 +49,12 @@ def fails(session: sluice.Session) -> None:
     model(**batch()).loss.backward()
     if dist.get_rank() == 1:
         mlp = model.model.layers[0].mlp
-        mlp.register_forward_hook(  # not in the probe, which uses a copy
+        mlp.register_forward_hook(  # the probe runs a copy, so it cannot fail
             lambda module, *_: 1 / 0 if module is mlp else None)
     try:
         model(**batch())
     except ZeroDivisionError:
-        time.sleep(7)  # stays alive while the other rank waits
+        time.sleep(7)  # stays alive while rank 0 waits
         os._exit(0)
     except RuntimeError as error:  # raised after rank 1 has ended
         print("ended:", error, file=sys.stderr, flush=True)
@@ -62,7 +62,6 @@ def fails(session: sluice.Session) -> None:
 
 
 def work(rank: int, file: str, socket: str, folder: str) -> None:
-    """Runs one rank in its own process."""
     sys.stderr = pathlib.Path(folder, str(rank)).open("w", buffering=1)
     progress.LOOK_S = 0.05
     cases = {"waits": waits, "fails": fails}

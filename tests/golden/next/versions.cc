@@ -1,7 +1,6 @@
-// Versions of a daemon of the next release: linked into sluiced instead of this
-// build's own versions.
-//
-// With SLUICE_FAR this build cannot read that daemon's state; else it can.
+// The versions of sluiced-next and sluiced-far, daemons of the next release, in
+// place of this build's own. This build reads the state of sluiced-next, but
+// not that of sluiced-far (SLUICE_FAR).
 #include "daemon/state/state_file.h"
 #include "proto/wire.h"
 

@@ -1,5 +1,6 @@
-"""Tests eager attention, which layers compute by matrix products: a form is
-exact, or refused with the operation's name, or its layers run whole."""
+"""Tests eager attention, which layers compute by matrix products. Each form is
+exact, or is refused with the operation's name, or makes its layers run whole.
+"""
 
 from __future__ import annotations
 
@@ -236,11 +237,12 @@ def from_the_middle(self, q, k, v, mask):
     return F.softmax(s, dim=-1) @ v, None
 
 
-# Refused, with a word of the error: a user can write these in another way.
+# Form -> part of the error that refuses it. A user can write these forms in
+# another way.
 REFUSED = {with_bias: "'add'", with_dropout: "attention dropout of 0.3",
            head_mask: "'mul'", weights_are_used: "'mean'",
            against_itself: "'mul'", over_the_rows: "'softmax'"}
-# Layers with these run whole, for this reason.
+# Form -> the reason why layers with it run whole.
 WHOLE = {both_directions: "in both directions",
          own_mask: "a bias that is added", by_einsum: "without attention",
          from_the_middle: "without attention"}
@@ -287,8 +289,7 @@ def test_a_whole_layers_attention_runs_by_chunks(session):
 # --- dense masks that a model makes itself -----------------------------------
 
 class OwnMask(LlamaModel):
-    """Makes its own mask, as models did before transformers' mask functions.
-    """
+    """Makes its own mask, without transformers' mask functions."""
 
     def forward(self, input_ids=None, attention_mask=None, use_cache=None,
                 **_):
@@ -358,8 +359,8 @@ def test_padding_in_a_mask_made_by_the_model_is_used(session):
     (asked_for_and_changed, "a mask tensor"), (leaning, "a bias"),
     (sees_all, "not, for each row, one interval")])
 @pytest.mark.filterwarnings("ignore:sluice")
-def test_layers_with_another_mask_made_by_the_model_run_whole(session, made,
-                                                              word):
+def test_layers_with_an_unsupported_mask_of_the_model_run_whole(session, made,
+                                                                word):
     whole(session, own_mask_model(made), word)
 
 

@@ -1,4 +1,5 @@
-"""Which kernel computes a block: the cases of the planner's test."""
+"""The package chooses the kernel of a block as the planner does. The cases are
+those of the planner's test."""
 
 import csv
 import pathlib
@@ -25,13 +26,13 @@ def cases() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("case", cases(), ids=lambda case: " ".join(
     case.values()))
-def test_the_kernel_is_the_planners(case, monkeypatch):
+def test_the_chosen_kernel_is_the_planners(case, monkeypatch):
     capability = int(case["capability"])
     monkeypatch.setattr(gpu_blocks, "_capability", lambda gpu: capability)
     monkeypatch.setattr(
         torch.nn.attention, "current_flash_attention_impl",
         lambda: {"3": "FA3", "4": "FA4"}.get(case["flash"]), raising=False)
-    # The function reads only properties that tensors without memory also have.
+    # kernel_of reads only properties that tensors on meta have, too.
     device = "cpu" if capability < 0 else "meta"
     dtypes = [DTYPES[name] for name in case["dtype"].split(" and ")]
 

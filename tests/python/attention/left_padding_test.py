@@ -17,8 +17,8 @@ LEFT, RIGHT = (37, 0), (0, 40)  # padded tokens of each of the two batch rows
 
 
 def padded(left=LEFT, right=(0, 0), counted=False):
-    """Returns a batch with padding. With `counted` the first token after it
-    has a label, which the last row of padding predicts."""
+    """Returns a batch with padding. With `counted` the first token after left
+    padding has a label, which the last row of padding predicts."""
     inputs = batch()
     mask = torch.ones_like(inputs["input_ids"])
     for row, (a, b) in enumerate(zip(left, right)):
@@ -60,7 +60,7 @@ def test_gradients_are_the_models_own(session, name):
 
 @pytest.mark.parametrize("kind, changes", [
     KINDS["grouped"], KINDS["a window that the padding is longer than"]])
-def test_hidden_states_in_the_host(session, kind, changes):
+def test_padded_hidden_states_in_the_host_are_exact(session, kind, changes):
     model, inputs = tiny(kind, **changes), padded(right=RIGHT)
     assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
                 unstreamed(model, inputs))
@@ -68,10 +68,10 @@ def test_hidden_states_in_the_host(session, kind, changes):
 
 @pytest.mark.parametrize("left, right", [
     deep(LEFT, (0, 0)), deep((0, 0), RIGHT), (LEFT, RIGHT)])
-def test_positions_from_the_mask_with_hidden_states_on_host(
+def test_positions_are_counted_from_the_whole_mask(
         session, left, right):
     """A chunk's positions cannot be counted from its own mask. They are
-    counted in advance, in the way that the probe found the model to do it."""
+    counted in advance, as the probe saw the model count them."""
     kind, changes = KINDS["learned positions, counted from the mask"]
     model, inputs = tiny(kind, **changes), padded(left, right)
     assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
@@ -86,8 +86,8 @@ def test_positions_from_the_mask_with_hidden_states_on_host(
     deep("learned positions, counted from the mask", "device"),
     deep("written out", "host")])
 def test_labels_on_right_padding_are_exact(session, name, hidden):
-    """Rows of right padding see keys and have positions, so labels on them are
-    computed as the model does, even if the user forgot to remove them."""
+    """Rows of right padding see keys and have positions, so their labels count
+    as in the plain model."""
     kind, changes = KINDS[name]
     model, inputs = tiny(kind, **changes), padded((0, 0), RIGHT)
     inputs["labels"] = inputs["input_ids"]
@@ -96,8 +96,9 @@ def test_labels_on_right_padding_are_exact(session, name, hidden):
                 if kind == "opt" else None)
 
 
-def test_positions_that_begin_behind_the_padding(session):
-    """Positions are counted as in generation; also with packed rows."""
+def test_positions_may_begin_after_the_padding(session):
+    """The first token after the padding has position 0, as in generation. The
+    second case also packs documents."""
     model, inputs = tiny(), padded()
     positions = (inputs["attention_mask"].cumsum(1) - 1).clamp(min=0)
     for at in (positions, positions % 17):
@@ -106,7 +107,7 @@ def test_positions_that_begin_behind_the_padding(session):
                     unstreamed(model, given))
 
 
-def test_a_row_of_padding_alone(session):
+def test_a_batch_row_may_be_padding_alone(session):
     model, inputs = tiny(), padded(left=(75, 20))
     got = streamed(model, session, inputs, **ALWAYS)
     assert_same(got, unstreamed(model, inputs))

@@ -79,7 +79,7 @@ def written_out(function, batch, length):
 @pytest.mark.parametrize("name", MASKS)
 @pytest.mark.parametrize("chunk", [1, 4, 8, 37])
 @pytest.mark.parametrize("least", [1, LEAST_ROWS])
-def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
+def test_pieces_show_what_the_mask_shows(monkeypatch, name, chunk, least):
     monkeypatch.setattr(intervals, "LEAST_ROWS", least)
     function, batch, length = MASKS[name]
     expected = written_out(function, batch, length)
@@ -101,7 +101,7 @@ def test_pieces_are_the_mask(monkeypatch, name, chunk, least):
                 else:
                     place += mask.seen(slice(None), range(place.shape[1]),
                                        range(place.shape[2]))[:, 0]
-            # Every pair is covered exactly once.
+            # The pieces cover each visible pair once, and no other pair.
             assert torch.equal(times, wanted.long())
 
 
@@ -166,7 +166,7 @@ def test_documents_need_no_tensor():
     assert pieces(packed, 128, range(64, 128), range(64)) == [Whole.FULL]
 
 
-def test_batch_rows_that_agree_are_kept_once():
+def test_equal_batch_rows_are_stored_once():
     same = find(documents([0] * 9 + [1] * 7, [0] * 9 + [1] * 7), 2, 16, 1, CPU)
     assert same.first.shape == (1, 16)
 
@@ -179,13 +179,13 @@ def test_batch_rows_that_agree_are_kept_once():
     lambda b, h, q, k: (k <= q) & ((h == 0) | (k >= q - 4)),
     lambda b, h, q, k: (k <= q) & (k % 2 == q % 2),
 ], ids=["prefix", "both directions", "global tokens", "per head", "strided"])
-def test_a_mask_that_is_no_interval_is_refused(function):
+def test_a_mask_without_one_interval_per_row_is_refused(function):
     with pytest.raises(Unsupported, match="attention mask.*interval"):
         find(function, 1, 64, heads=2, device=CPU)
 
 
-def test_a_row_before_the_end_that_sees_the_last_key_is_refused():
-    """The mask has too many places for each to be checked."""
+def test_a_future_key_in_a_large_mask_is_refused():
+    """The mask is too large for every place to be checked."""
     length = 600
     assert length ** 2 > masks.EVERYWHERE
     with pytest.raises(Unsupported, match="attention mask.*interval"):
@@ -193,7 +193,7 @@ def test_a_row_before_the_end_that_sees_the_last_key_is_refused():
             (q == length - 3) & (k == length - 1)), 1, length, 1, CPU)
 
 
-def test_only_padding_may_see_nothing():
+def test_only_rows_of_padding_may_see_no_key():
     left = padded(20, 20, length=20, left=torch.tensor([[0], [5]]))
     padding = torch.arange(20) < torch.tensor([[0], [5]])
     found = find(left, 2, 20, 1, CPU, padding)
@@ -203,7 +203,7 @@ def test_only_padding_may_see_nothing():
             find(left, 2, 20, 1, CPU, known)
 
 
-def test_masks_together_may_show_padding_nothing():
+def test_combined_masks_may_hide_all_keys_from_padding():
     length, few = 20, torch.arange(20)[None] < 4
     window = find(hf.sliding_window_causal_mask_function(3), 1, length, 1, CPU)
     late = find(padded(20, length=20, left=4), 1, length, 1, CPU, few)
@@ -274,7 +274,7 @@ def test_functions_of_their_arguments_alone_are_pure():
 @pytest.mark.parametrize("kind,changes,asked", [
     ("llama", {}, [75, 80]),
     ("mistral", {"sliding_window": 20}, [75] * 3 + [80])])
-def test_a_causal_function_is_asked_once_for_each_length(
+def test_a_pure_mask_function_is_evaluated_once_per_length(
         session, monkeypatch, kind, changes, asked):
     model, lengths = tiny(kind, **changes), []
     expected = unstreamed(model, batch())

@@ -1,4 +1,4 @@
-"""Attention by blocks that are merged by their log-sum-exp, compared with
+"""Compares attention by blocks, which are merged by their log-sum-exp, with
 attention over all keys at once."""
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def between(seen):
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sinks", [False, True])
 @pytest.mark.parametrize("heads_kv,d,dv", [(4, 8, 8), (2, 8, 8), (1, 8, 4)])
-def test_forward_and_backward(heads_kv, d, dv, window, softcap, sinks):
+def test_merged_blocks_equal_attention_over_all_keys(
+        heads_kv, d, dv, window, softcap, sinks):
     length, chunk = 19, 6
     q, k, v = inputs(heads_kv, d, dv, length)
     rows = torch.arange(length)
@@ -114,7 +115,7 @@ def test_a_block_without_visible_keys_changes_nothing():
         assert not gradient.any()
 
 
-def test_a_rows_first_block_may_be_without_keys():
+def test_the_first_block_of_a_row_may_have_no_visible_key():
     q, k, v = inputs(2, 8, 8, 6, torch.float32)
     scores = blocks.Scores(1.0)
     nothing = between(torch.zeros(1, 6, 6, dtype=torch.bool))
@@ -141,8 +142,8 @@ def test_a_causal_block_is_the_same_in_strips(count):
         torch.testing.assert_close(gradient, wanted)
 
 
-# The room is for some rows of one group of heads, all rows of both groups, or
-# one batch row; the smallest is too small for one row.
+# Room, in fp64 values, for less than one row, for some rows of one group of
+# heads, for all rows of both groups, or for a whole batch row.
 @pytest.mark.parametrize("room", [1, 40, 300, 2000, 5000, 1 << 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "behind", "blind",

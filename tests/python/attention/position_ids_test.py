@@ -1,5 +1,5 @@
-"""The meaning of a call's position_ids depends on a cache and a mask: in
-transformers all three decide whether rows are documents or one sequence."""
+"""Tests what position_ids mean. In transformers the positions, the cache and
+the mask together decide whether a row is one sequence or several documents."""
 
 from __future__ import annotations
 
@@ -32,8 +32,6 @@ POSITIONS = {
     "padded on the right": torch.cat([ROW[:60], 0 * ROW[:15]]).expand(2, -1),
     "both": torch.cat([ROW[:30], ROW[:20], ROW[:25] + 300]).expand(2, -1),
 }
-# A mask of ones and the user's own loss are combined only with some of the
-# others.
 CALLS = [
     call if call[1] is None or (call[2], call[3]) == (False, "loss")
     else deep(*call) for call in itertools.product(
@@ -83,11 +81,11 @@ def streamed():
 def test_gradients_are_the_models_own_or_the_call_is_refused(
         streamed, positions, use_cache, masked, what):
     inputs = call(positions, use_cache, masked, what)
-    # The default of these models' configuration.
+    # The model's configuration has use_cache=True.
     makes_cache = use_cache is not False
     if makes_cache and not masked and positions in (
             "documents", "padded on the right"):
-        # The documented meaning of these positions.
+        # GUARANTEES.md: these positions mean documents.
         inputs["use_cache"] = False
     own = unstreamed(called(tiny(), what), inputs)
     inputs = call(positions, use_cache, masked, what)
@@ -100,7 +98,7 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
         assert_same(run(called(streamed, what), inputs), own)
 
 
-def test_positions_are_refused_in_the_call_that_probes_again():
+def test_unclear_positions_are_refused_in_a_call_that_probes_again():
     model = tiny()
     stream = sluice.stream(model, chunk=16, quiet=True)
     model.model.layers[0].mlp.register_forward_hook(lambda *given: None)

@@ -57,7 +57,7 @@ class Indexing(Wrapper):
 
 class Grown(nn.Module):
     """A stored table, which is computed again for a longer sequence. `base`
-    maps a sequence's length to its base."""
+    maps the table's length to the base of its angles."""
 
     def __init__(self, rows, base=lambda rows: 10_000.0):
         super().__init__()
@@ -102,8 +102,8 @@ def indexing():
     return model
 
 
-# The last one's table depends on the number of rows only above 90, which the
-# probe's 70 rows do not show.
+# The table of the last case depends on the number of rows only above 90, and
+# the probe has 70 rows.
 @pytest.mark.parametrize("model", [
     indexing, *(lambda rows=rows: asking(rows) for rows in (512, 75, 30)),
     lambda: asking(16, base=lambda rows: 10_000.0 * max(1, rows / 90))],
@@ -119,7 +119,7 @@ def test_layers_that_index_a_table_run_whole(session, model):
 
 
 class Viewing(Wrapper):
-    """Receives a number of rows, which is not the length of a table."""
+    """Is given the number of its rows, which is not the length of a table."""
 
     def forward(self, x, seq_len=None):
         return self.inner(x.view(-1, seq_len, x.shape[-1]))
@@ -133,7 +133,7 @@ class Telling(Wrapper):
         return self.inner(x, seq_len=x.shape[1])
 
 
-def test_a_module_receives_its_own_row_positions_only(session):
+def test_a_module_gets_the_number_of_its_own_rows(session):
     model, inputs = wrap_mlps(Telling), batch()
     assert_same(streamed(model, session, inputs), unstreamed(model, inputs))
 

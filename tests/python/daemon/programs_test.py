@@ -1,4 +1,4 @@
-"""How the package finds the programs and starts a daemon."""
+"""Tests how the package finds its programs and starts a daemon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 1 << 20
 # --- finding the programs --------------------------------------------------
 
 
-def test_the_named_folder_wins_and_is_not_mixed_with_others(
+def test_sluice_bin_dir_replaces_all_other_folders(
         monkeypatch, tmp_path):
     assert find_programs().sluiced == os.path.join(
         os.environ["SLUICE_BIN_DIR"], "sluiced")
@@ -36,7 +36,7 @@ def test_without_library_the_import_works_and_a_session_fails_clearly(
     assert "./dev build" in line
 
 
-def test_an_invalid_library_is_one_clear_line(tmp_path):
+def test_an_invalid_library_is_reported_in_one_line(tmp_path):
     (tmp_path / "libsluice.so").write_text("not a library")
     ran = run("import sluice; sluice.Session()", SLUICE_BIN_DIR=str(tmp_path))
     line = ran.stderr.splitlines()[-1]

@@ -1,4 +1,5 @@
-"""Sessions: limits, reports and leases, and every way a session can end."""
+"""Tests limits, reports and leases of sessions, and every way a session can
+end."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def status_of(daemon):
 # --- limits and reports ----------------------------------------------------
 
 
-def test_limits_are_the_nodes_in_bytes(session):
+def test_limits_are_the_bytes_of_the_node(session):
     limits = session.limits()
     assert limits.gpu_total_bytes == limits.gpu_free_bytes == GPU_BYTES
     assert limits.host_total_bytes == limits.host_free_bytes == HOST_BYTES
@@ -118,7 +119,7 @@ def test_two_sessions_do_not_see_each_others_memory(daemon):
         b.lease_host(MIB).free()
 
 
-def test_a_lease_over_the_pool_is_refused_with_the_daemons_line(session):
+def test_a_lease_over_the_pool_is_refused_with_the_daemons_message(session):
     held = session.lease_host(MIB)
     fill(held, 3)
     with pytest.raises(sluice.Error, match="asked 256 MiB, free") as raised:
@@ -127,7 +128,7 @@ def test_a_lease_over_the_pool_is_refused_with_the_daemons_line(session):
     assert first_byte(held) == 3
 
 
-def test_a_lease_waits_for_what_others_give_back(daemon):
+def test_a_lease_waits_for_memory_that_others_free(daemon):
     with sluice.Session(daemon.socket, job="holds") as holds:
         held = holds.lease_gpu(GPU_BYTES)
         with sluice.Session(daemon.socket, job="waits",
@@ -149,7 +150,7 @@ def test_a_region_outlives_its_session(session):
     region.free()
 
 
-def test_a_killed_daemon_leaves_memory_and_copies_but_no_new_lease(
+def test_leased_memory_and_copies_outlive_a_killed_daemon(
         daemon, session):
     host, gpu = session.lease_host(MIB), session.lease_gpu(MIB)
     fill(host, 9)
@@ -179,7 +180,7 @@ def test_a_killed_daemon_leaves_memory_and_copies_but_no_new_lease(
 # --- refusals --------------------------------------------------------------
 
 
-def test_a_socket_without_a_daemon_is_one_line_with_its_path(tmp_path):
+def test_a_socket_without_a_daemon_raises_an_error_with_its_path(tmp_path):
     path = tmp_path / "none.sock"
     with pytest.raises(sluice.Error) as raised:
         sluice.Session(path)
@@ -187,14 +188,14 @@ def test_a_socket_without_a_daemon_is_one_line_with_its_path(tmp_path):
     assert str(path) in raised.value.line and "\n" not in raised.value.line
 
 
-def test_a_rank_that_is_attached_is_refused(daemon):
+def test_a_second_session_of_a_rank_is_refused(daemon):
     with sluice.Session(daemon.socket, job="a"):
         with pytest.raises(sluice.Error) as raised:
             sluice.Session(daemon.socket, job="a")
     assert raised.value.status is Status.ALREADY_EXISTS
 
 
-def test_a_closed_session_refuses_and_closes_twice(session):
+def test_a_closed_session_refuses_calls_but_close(session):
     session.close()
     session.close()
     assert session.closed

@@ -1,5 +1,5 @@
-"""A session that names no daemon: which daemon it uses, which rank it is, and
-that a user's own daemon leaves nothing behind."""
+"""Tests which daemon and which rank a session gets if it names none, and that
+a user's own daemon leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ TELLS = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder of a user without a daemon. At the end of a test no daemon is
-    left."""
+    """The folder for the daemon of a user that has none yet. Checks at the end
+    that no daemon is left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr(user_daemon, "NODES_OWN", str(tmp_path / "none"))
@@ -75,7 +75,7 @@ def test_processes_of_a_user_share_one_daemon(folder):
     await_true("it ends after the last", lambda: not is_running(pid))
 
 
-def test_a_later_job_joins_while_the_time_runs(folder, monkeypatch):
+def test_a_later_job_uses_the_idle_daemon(folder, monkeypatch):
     monkeypatch.setenv("SLUICE_DAEMON_IDLE_S", "600")
     end(start(TELLS))
     [pid] = processes_of(str(folder))
@@ -84,7 +84,7 @@ def test_a_later_job_joins_while_the_time_runs(folder, monkeypatch):
     os.kill(pid, signal.SIGTERM)
 
 
-def test_it_ends_after_its_processes_and_the_next_starts_another(folder):
+def test_a_killed_job_ends_its_daemon_and_the_next_starts_one(folder):
     child = start(TELLS)
     told(child)
     [pid] = processes_of(str(folder))
@@ -118,7 +118,7 @@ def test_a_daemon_of_the_node_is_used_first(daemon, folder, monkeypatch):
     assert not folder.exists()
 
 
-def test_a_socket_that_is_named_and_dead_is_an_error(folder):
+def test_a_named_socket_without_a_daemon_is_an_error(folder):
     ran = run("import sluice; sluice.Session()", SLUICE_SOCKET="/nonexistent/s")
     assert "/nonexistent/s" in ran.stderr.splitlines()[-1]
     assert not folder.exists()
@@ -132,7 +132,7 @@ def test_a_folder_that_others_may_write_to_is_refused(folder):
     assert raised.value.status is Status.PERMISSION_DENIED
 
 
-def test_it_serves_gpus_that_its_first_process_does_not_see(folder):
+def test_a_daemon_serves_gpus_hidden_from_its_first_process(folder):
     child = start(TELLS, CUDA_VISIBLE_DEVICES="3")
     told(child)
     [pid] = processes_of(str(folder))
@@ -151,7 +151,7 @@ def test_mig_has_own_daemon(folder):
     end(child)
 
 
-def test_its_programs_may_be_named_by_a_relative_path(folder):
+def test_sluice_bin_dir_may_be_a_relative_path(folder):
     child = start(TELLS, SLUICE_BIN_DIR=os.path.relpath(
         os.environ["SLUICE_BIN_DIR"]))
     assert told(child)[0] == str(folder / "session.sock")
@@ -189,7 +189,7 @@ def test_a_slurm_job_has_its_own_daemon(folder):
     ({"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1",
       "MPI_LOCALNRANKS": "2"}, Place(3, 4, 1, 2, "python")),
 ])
-def test_a_launcher_tells_the_rank(variables, expected):
+def test_the_rank_comes_from_the_launchers_variables(variables, expected):
     assert place(variables) == expected
 
 
@@ -210,7 +210,7 @@ def test_arguments_override_the_launchers_variables(daemon, monkeypatch):
         assert (session.rank, session.gpu) == (5, 0)
 
 
-def test_sessions_of_one_process_have_labels_of_their_own(daemon):
+def test_sessions_of_one_process_have_different_jobs(daemon):
     own = f"python-{os.getpid()}"
     with sluice.Session(daemon.socket) as first:
         with sluice.Session(daemon.socket) as second:

@@ -1,4 +1,4 @@
-"""Blocking calls that run on their own threads."""
+"""Tests blocking calls, which run on threads of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def no_threads_left(thread):
 
 # Guards against a call that counts as running for ever, so that close() leaves
 # the session open.
-def test_a_session_ends_though_no_thread_could_be_started(monkeypatch):
+def test_a_session_closes_if_no_thread_can_be_started(monkeypatch):
     closed = []
     calls = Calls(closed.append)
     monkeypatch.setattr(threading.Thread, "start", no_threads_left)
@@ -25,7 +25,7 @@ def test_a_session_ends_though_no_thread_could_be_started(monkeypatch):
     assert closed == [7]
 
 
-def test_a_session_ends_behind_the_last_call_that_runs():
+def test_a_session_closes_after_its_last_running_call():
     closed, goes_on = [], threading.Event()
     calls = Calls(closed.append)
 

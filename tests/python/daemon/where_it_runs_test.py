@@ -33,7 +33,8 @@ COPIES = """
 
 def run_in(*words, needs=None, code=COPIES):
     """Runs `code` through `words`: `unshare` with its options, or a shell that
-    ends with exec "$@". Skips the test where the machine forbids that."""
+    ends with exec "$@". Skips the test if the machine refuses unshare or mount.
+    """
     if needs == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
     ran = subprocess.run(
@@ -54,7 +55,7 @@ def in_mounts(script):
 
 
 @pytest.mark.parametrize("map_to", ["--map-root-user", "--map-current-user"])
-def test_it_starts_where_the_namespace_maps_its_user_only(map_to):
+def test_a_daemon_starts_where_only_its_user_is_mapped(map_to):
     """As in Apptainer and bwrap, where root's /tmp belongs to an unknown user.
     """
     if map_to == "--map-current-user" and os.geteuid() == 65534:
@@ -63,7 +64,7 @@ def test_it_starts_where_the_namespace_maps_its_user_only(map_to):
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
-def test_it_starts_where_proc_shows_processes_only():
+def test_a_daemon_starts_where_proc_shows_only_processes():
     ran = run_in(*in_mounts("mount -t proc -o subset=pid proc /proc"),
                  needs="root")
     assert ran.stdout == "True\n", ran.stderr  # torch misses /proc/cpuinfo
@@ -83,7 +84,7 @@ REFUSES_PIDFDS = """
 """
 
 
-def test_it_starts_where_a_sandbox_refuses_pidfds_or_says_so():
+def test_a_daemon_starts_without_pidfds_or_says_so():
     ran = run_in("env", code=REFUSES_PIDFDS + COPIES)
     if "pidfd_open" in ran.stderr:  # a kernel before SO_PEERPIDFD
         assert "seccomp profile" in ran.stderr.splitlines()[-1]
@@ -106,7 +107,7 @@ def cgroups(root, membership, **files):
 
 
 @pytest.mark.parametrize("where", ["job/step", "job", "."])
-def test_each_nested_cgroup_counts(tmp_path, where):
+def test_the_limit_of_each_nested_cgroup_counts(tmp_path, where):
     root = cgroups(
         tmp_path, "1:name=systemd:/x\n0::/job/step\n",
         **{"job/step/memory.max": "max", "job/memory.max": "max",
@@ -126,7 +127,7 @@ def test_in_cgroup_v1_the_memory_controllers_group_counts(tmp_path):
     assert available_bytes(root) == 40 * MIB
 
 
-def test_a_containers_mount_begins_at_its_own_group(tmp_path):
+def test_limits_are_found_in_a_containers_cgroup_mount(tmp_path):
     root = cgroups(
         tmp_path, "4:memory:/docker/12/step\n",
         **{"memory/memory.limit_in_bytes": 128 * MIB,
@@ -138,7 +139,7 @@ def test_a_containers_mount_begins_at_its_own_group(tmp_path):
     assert available_bytes(root) == 96 * MIB
 
 
-def test_no_limit_and_a_full_group(tmp_path):
+def test_a_full_cgroup_leaves_no_memory(tmp_path):
     root = cgroups(tmp_path, "0::/\n")
     assert available_bytes(root) > 0
     root = cgroups(tmp_path / "full", "0::/\n",
@@ -146,7 +147,7 @@ def test_no_limit_and_a_full_group(tmp_path):
     assert available_bytes(root) == 0
 
 
-def test_a_private_daemon_keeps_to_the_limit_of_a_group_above():
+def test_a_private_daemon_keeps_to_a_parent_cgroups_limit():
     """Uses the machine's own /sys/fs/cgroup."""
     folder = next((folder for folder in ("/sys/fs/cgroup/memory",
                                          "/sys/fs/cgroup")
@@ -221,7 +222,8 @@ def test_an_old_system_library_of_the_daemon_is_named(tmp_path, monkeypatch):
         PrivateDaemon(gpu_bytes=8 * MIB, host_bytes=16 * MIB)
 
 
-# A program that embeds Python twice, or two packages that bundle the library.
+# As in a program that embeds Python twice, or with two packages that bundle
+# the library.
 OPENS_TWICE = """
     import _ctypes, ctypes, sys
     from sluice.native import abi

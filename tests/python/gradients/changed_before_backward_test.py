@@ -1,6 +1,6 @@
-"""State that changes between a forward and its backward: the gradient is that
-of the forward, as in autograd, or the backward raises an error that names the
-change."""
+"""Tests state that changes between a forward and its backward. The gradient is
+that of the forward, as in autograd, or the backward raises an error that names
+the change."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_adapters_added_before_a_backward_change_nothing(session):
 
 
 def unstreamed_twin(model):
-    """Runs a copy of the model that has the forwards of its classes."""
+    """Runs a copy of the model without the forwards that stream() has set."""
     twin = copy.deepcopy(model)
     for module in twin.modules():
         vars(module).pop("forward", None)
@@ -222,7 +222,7 @@ FACTOR = [1.0]
 
 
 class Elsewhere(Wrapper):
-    """Reads values that are no plain attributes of its own."""
+    """Reads values that are not plain attributes of this module."""
 
     factor = 1.0
 
@@ -267,7 +267,7 @@ def test_a_change_elsewhere_is_named_in_any_step(session, change, named):
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     mlps = [layer.mlp for layer in model.model.layers]
     for _ in range(3):
-        model(**batch())  # without a backward this is not a checked step
+        model(**batch())  # has no backward, so nothing is checked
         loss = model(**batch()).loss
         for mlp in mlps:
             change(mlp, -1.0)
@@ -372,7 +372,8 @@ def freeze_others(model):
 
 
 def test_gradients_go_to_the_parameters_trained_at_the_forward(session):
-    """k gets its gradient although q is trained and o is frozen by then."""
+    """q is frozen in the forward and trained only afterwards, so it gets no
+    gradient."""
     def step(model):
         for layer in model.model.layers:
             layer.self_attn.q_proj.weight.requires_grad_(False)
@@ -418,7 +419,8 @@ def test_a_backward_uses_its_forwards_adapter(session):
 
 
 def on_parameters(*more):
-    """PEFT adds such adapters as parametrizations in each forward."""
+    """Returns a model with adapters on parameters, which PEFT adds as
+    parametrizations in each forward."""
     torch.manual_seed(0)
     return get_peft_model(tiny("mixtral", num_local_experts=4), LoraConfig(
         r=4, target_modules=["q_proj"], target_parameters=[

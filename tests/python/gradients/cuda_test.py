@@ -1,6 +1,6 @@
-"""Streamed steps on torch's CUDA device, on the fake driver and its race
-detector (tests/fake_cuda), which finds each removed wait. This proves nothing
-about a GPU."""
+"""Tests streamed steps on torch's CUDA device, on the fake driver. Its race
+detector (tests/fake_cuda) finds each removed wait. This proves nothing about a
+real GPU."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ pytest_plugins = "fake_node"  # the fixture `node`
     "rounded", "slots", "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
     "no_kernel", "by_flash_through_windows", "optimizer",
     deep("rounded_optimizer"), "a_session_by_torchs_device"])
-def test_a_step_is_the_models_own_and_ordered(node, what):
+def test_a_step_is_exact_and_has_no_race(node, what):
     ran = node.run("cuda_step.py", what)
     print(ran.stdout)
     assert ran.returncode == 0 and ran.stdout.endswith("same\n"), ran.stderr
     assert node.take_findings() == ""
 
 
-# A link speed that makes the daemon grant copies; the fakes copy as fast as
-# they can.
+# If a link has a speed, its copies need the daemon's grants. The fakes copy as
+# fast as they can.
 LINK = """
 [cuda]
 links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e8}]
@@ -60,7 +60,7 @@ def test_a_removed_wait_or_mark_is_detected(node, what, without):
     assert "is not ordered after" in node.take_findings(), ran.stderr
 
 
-def test_a_model_that_is_elsewhere_is_refused(node):
+def test_a_model_on_another_device_is_refused(node):
     ran = node.run("cuda_step.py", "refusals")
     assert ran.returncode == 0, ran.stderr
     assert "a tensor on cpu: the session's GPU is cuda:0" in ran.stdout
@@ -68,8 +68,8 @@ def test_a_model_that_is_elsewhere_is_refused(node):
 
 
 def test_a_process_ends_without_findings(node):
-    """Its last calls come after thread-local objects that they use were
-    destroyed."""
+    """The process makes its last driver calls after thread-local objects that
+    these calls use were destroyed."""
     ran = node.start("cuda_exit.py")
     assert ran.returncode == 0, ran.stderr
     assert node.take_findings() == ""

@@ -1,5 +1,5 @@
-"""The user's own decoder layers, without transformers: exact, or refused. With
-a sample, stream() refuses them; without one, the first call does."""
+"""The user's own decoder layers, without transformers, are exact or refused.
+With a sample, stream() refuses them. Without a sample, the first call does."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_gradients_are_the_models_own(session, sample, repeats):
     assert stats.steps == 2 and stats.blocks > 0 and stats.host_bytes == 0
     layers, kv, heads = 2, 32 if repeats else 16, 4
     per_row = layers * (4 * 32 + 2 * 4 * kv + 4 * 32 + 4 * heads)
-    last = 100 - 6 * 16  # rows of the last chunk; its sums are never kept
+    last = 100 - 6 * 16  # rows of the last chunk, which keeps no dk and dv
     assert stats.host_peak_bytes == 2 * (100 * (per_row + 8 * kv)
                                          - last * 8 * kv)
     stream.unstream()
@@ -59,9 +59,9 @@ DOCUMENTS = torch.block_diag(torch.ones(30, 30), torch.ones(70, 70)).tril(
 
 @pytest.mark.parametrize("sample", [True, False], ids=["sample", "first call"])
 @pytest.mark.parametrize("mask", [WINDOW, DOCUMENTS], ids=["window", "packed"])
-def test_layers_are_given_a_mask(session, sample, mask):
+def test_layers_may_be_given_a_mask(session, sample, mask):
     """Guards against probing with another step's tensor in place of the mask,
-    which refused all masks that are not causal."""
+    which would refuse every mask that is not causal."""
     model, ids = titan(), tokens(2, 100)
     model.mask = mask
     expected = graded(copy.deepcopy(model), ids)
@@ -73,8 +73,8 @@ def test_layers_are_given_a_mask(session, sample, mask):
 
 
 @pytest.mark.parametrize("repeats", [True, False], ids=["repeat", "gqa"])
-def test_hidden_states_in_the_host(session, repeats):
-    """Between the layers only the chunks in use are on the device."""
+def test_hidden_states_in_the_host_are_exact(session, repeats):
+    """Layers pass each other a stand-in with a storage of one element."""
     model = titan(repeats=repeats, layers=3)
     expected = graded(copy.deepcopy(model), tokens(2, 96))
     stream = streamed(model, session, check="always", hidden="host")
@@ -154,14 +154,14 @@ def test_row_mixing_layers_run_whole_from_the_first_call_without_a_sample(
     model = shifting()
     expected = graded(copy.deepcopy(model), tokens())
     stream = streamed(model, session, sample=False)
-    model(tokens(2, 40))  # too short for the check, and not streamed
+    model(tokens(2, 40))  # too short for the probe, so it is not streamed
     assert stream.stats().blocks == 0 and not stream.whole
     assert_same(graded(model, tokens()), expected)
     assert [count for _, count in stream.whole] == [1]
     assert stream.stats().host_bytes == 0
 
 
-def test_a_table_without_declared_rows_is_refused_or_whole(session):
+def test_a_table_without_declared_rows_is_refused_or_runs_whole(session):
     model = titan()
     expected = graded(copy.deepcopy(model), tokens())
     stream = streamed(model, session, rows={})
@@ -178,8 +178,8 @@ def test_a_table_without_declared_rows_is_refused_or_whole(session):
     (dict(dropout_p=0.1, is_causal=True), "dropout"),
     (dict(attn_mask=torch.ones(75, 75).tril().bool()), "mask tensor"),
 ], ids=["both directions", "dropout", "mask"])
-def test_attention_that_is_not_causal_is_refused_or_whole(session, change,
-                                                          names):
+def test_attention_that_is_not_causal_is_refused_or_runs_whole(session, change,
+                                                               names):
     def attend(q, k, v, is_causal=False, enable_gqa=False):
         given = dict(change)
         if "attn_mask" in given:

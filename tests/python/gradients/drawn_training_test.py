@@ -25,7 +25,7 @@ def test_drawn_training_equals_the_plain_models():
 
 
 def test_a_gradient_that_is_silently_wrong_is_found(monkeypatch):
-    """Simulates a stream with gradients that are 1 % too large."""
+    """Simulates a stream in which one gradient is 1 % too large."""
     def wrong(trainee, step, threads):
         losses = right(trainee, step, threads)
         if threads:  # only for the streamed model

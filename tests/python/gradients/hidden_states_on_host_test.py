@@ -1,5 +1,5 @@
-"""Hidden states in host memory: results are the same without a [B, S, H]
-tensor on the device, and embeddings and heads run by chunks."""
+"""With hidden states in host memory, results are the same, no [B, S, H] tensor
+is on the device, and embeddings and heads run by chunks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_first_layer_that_runs_need_not_be_number_0(session):
 
 
 @in_host
-def test_documents_and_padding(session, hidden):
+def test_documents_and_padding_are_exact(session, hidden):
     positions = torch.cat([torch.arange(20), torch.arange(55)])
     for kind, changes in (KINDS["grouped"], KINDS["learned positions"]):
         model, inputs = tiny(kind, **changes), batch()
@@ -115,7 +115,7 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("hidden,rows", [("host", 0.55), ("device", 1.0)])
-def test_no_tensor_has_more_rows(session, hidden, rows):
+def test_no_tensor_exceeds_the_limit(session, hidden, rows):
     """The limit is a little more than mask detection allocates: 33 keys a row
     in int64."""
     model, tokens = tiny(hidden_size=128, head_dim=8), 256
@@ -126,7 +126,7 @@ def test_no_tensor_has_more_rows(session, hidden, rows):
     assert largest.nbytes <= rows * tokens * 128 * 4
 
 
-def test_rotary_embeddings_that_remember_lengths(session, hidden):
+def test_rotary_embeddings_may_remember_lengths(session, hidden):
     model = tiny(max_position_embeddings=48, rope_parameters={
         "rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0})
     twin = tiny(max_position_embeddings=48, rope_parameters={
@@ -151,8 +151,8 @@ def losses(model, lengths):
                              model.named_parameters()})
 
 
-def test_dropout_after_the_embedding(session, hidden):
-    """The gradient is that of the drawn dropout."""
+def test_dropout_after_the_embedding_is_exact(session, hidden):
+    """The gradient equals the slope of the loss under the same dropout."""
     kind, changes = KINDS["learned positions"]
     model, inputs = tiny(kind, **{**changes, "embd_pdrop": 0.3}), batch()
     sluice.stream(model, session=session, chunk=16, hidden=hidden,
@@ -175,7 +175,7 @@ def test_dropout_after_the_embedding(session, hidden):
 
 
 @in_host
-def test_frozen_parts(session, hidden):
+def test_frozen_parts_get_no_gradient(session, hidden):
     model, inputs = tiny(), batch()
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[0].requires_grad_(False)
@@ -186,7 +186,7 @@ def test_frozen_parts(session, hidden):
 
 
 @in_host
-def test_accumulation_and_hooks(session, hidden):
+def test_gradients_accumulate_and_hooks_fire_once(session, hidden):
     model, first, second = tiny(), batch(seed=1), batch(length=50, seed=2)
     wanted = [unstreamed(model, inputs) for inputs in (first, second)]
     sluice.stream(model, session=session, chunk=16, hidden=hidden)
@@ -226,10 +226,10 @@ def test_a_custom_loss_has_the_models_gradients(session, hidden):
 @pytest.mark.parametrize("where,at", [
     deep("model.layers.1.mlp", 1), ("model.layers.1.mlp", 7), ("model.norm", 1),
     ("model.embed_tokens", 1), ("model.embed_tokens", 7), ("lm_head", 1)])
-def test_an_exception_gives_everything_back(session, hidden, where, at):
+def test_an_exception_frees_all_host_bytes(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
     if where == "model.embed_tokens" and hidden == "device":
-        at = min(at, 4)  # there it is called for four chunks at once
+        at = min(at, 4)  # on the device one call embeds four chunks
 
     def fail(*_):
         calls.append(1)
@@ -250,7 +250,7 @@ def test_an_exception_gives_everything_back(session, hidden, where, at):
 
 
 @in_host
-def test_a_forward_without_backward(session, hidden):
+def test_a_forward_without_backward_frees_its_host_bytes(session, hidden):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, hidden=hidden)
     loss = model(**batch()).loss
@@ -274,14 +274,15 @@ def mixing(model):
 
 
 def counting(model):
-    """Changes the output between layers and head, where a layer's probe does
-    not look."""
+    """Changes the output between layers and head, which the probe of a layer
+    does not see."""
     model.model.norm.register_forward_hook(
         lambda m, a, y: y * (1 + y.shape[1] / 100))
 
 
 @pytest.mark.parametrize("change", [mixing, counting])
-def test_ends_that_mix_rows(session, change):
+def test_embeddings_and_heads_that_mix_rows_are_refused_on_host(session,
+                                                                change):
     model, inputs = tiny(), batch()
     change(model)
     with pytest.raises(sluice.Unsupported, match='hidden="device"'):
@@ -311,8 +312,8 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_unsupported_calls_are_refused_on_host_and_run_whole_on_device(
         session, name):
-    """With hidden="host" the call is refused; with "device" embedding and head
-    run whole."""
+    """With hidden="device" the embedding and the head of these calls run
+    whole."""
     model, inputs = tiny(), batch()
     stream = sluice.stream(model, session=session, chunk=16, hidden="host")
     inputs.update(CALLS[name](model))
@@ -325,7 +326,7 @@ def test_unsupported_calls_are_refused_on_host_and_run_whole_on_device(
     assert_same(run(model, inputs), unstreamed(model, inputs))
 
 
-def test_embeddings_from_the_caller(session):
+def test_inputs_embeds_are_refused_on_host(session):
     model, inputs = tiny(), batch()
     inputs["inputs_embeds"] = model.model.embed_tokens(
         inputs.pop("input_ids")).detach()
@@ -336,8 +337,7 @@ def test_embeddings_from_the_caller(session):
         run(model, inputs)
 
 
-def test_bf16(session):
-    """The error against fp32 is that of hidden states on the device."""
+def test_bf16_error_is_that_of_hidden_states_on_device(session):
     model = tiny().to(torch.bfloat16)
     wide = tiny()
     wide.load_state_dict(model.state_dict())

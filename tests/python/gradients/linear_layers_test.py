@@ -1,5 +1,5 @@
-"""Linear layers in replays: each gradient is torch's, and weight gradients are
-accumulated inside the product."""
+"""In replays the gradients of linear layers are torch's, and weight gradients
+are added inside the product."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def test_gradients_are_torchs(shape, bias, dtype, count):
     assert_near(chunks(layer, xs), chunks(layer, xs, patched=False))
 
 
-def test_narrow_sums_are_wide():
-    """Gradients in bf16 are summed in fp32, which a product cannot add to."""
+def test_bf16_gradients_are_summed_in_fp32():
+    """A bf16 product cannot add to an fp32 sum, so its result is added
+    separately."""
     layer = nn.Linear(5, 3, dtype=torch.bfloat16)
     gradients = Gradients(slots(layer))
     xs = inputs((4, 5), torch.bfloat16)
@@ -72,7 +73,7 @@ def test_narrow_sums_are_wide():
 
 @pytest.mark.parametrize("rows,width,made", [
     (512, 129, 257), (513, 1, 64), (3, 1000, 1), (191, 64, 64)])
-def test_gradients_of_larger_products(rows, width, made):
+def test_gradients_of_large_products_are_close_to_fp64(rows, width, made):
     layer = nn.Linear(width, made)
     xs = inputs((rows, width), torch.float32)
     for got, wanted in zip(chunks(layer, xs), chunks(
@@ -87,14 +88,14 @@ def test_gradients_of_larger_products(rows, width, made):
 @pytest.mark.parametrize("of", [
     lambda y: y, lambda y: y.transpose(0, 1), lambda y: y.sum(0),
     lambda y: y[..., :1].expand_as(y), lambda y: y.relu_()])
-def test_gradients_of_views(view, of):
+def test_gradients_of_views_are_torchs(view, of):
     layer = nn.Linear(5, 3)
     x = [view(x) for x in inputs((4, 6, 5), torch.float32)]
     assert_near(chunks(layer, x, of), chunks(layer, x, of, patched=False))
 
 
 class Twice(nn.Module):
-    """Uses one weight in two products, and outside of products."""
+    """Uses one weight in several products, and outside of products."""
 
     def __init__(self):
         super().__init__()
@@ -115,7 +116,7 @@ class Maps(nn.Module):
 
 
 class Cuts(nn.Module):
-    """Its backward computes gradients of its weight, too."""
+    """Computes the gradients of its weight in a backward of its own."""
 
     def __init__(self):
         super().__init__()
@@ -198,15 +199,15 @@ def test_an_input_that_is_written_afterwards_is_an_error():
     assert "forward" not in vars(layer)
 
 
-def test_autocast_is_torchs():
+def test_gradients_under_autocast_are_torchs():
     layer, xs = nn.Linear(5, 3), inputs((4, 5), torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         assert_near(chunks(layer, xs), chunks(layer, xs, patched=False))
 
 
 class Adding(TorchDispatchMode):
-    """Counts additions to tensors of these shapes, inside products and
-    separate."""
+    """Counts additions inside products (`inside`), and separate additions to
+    tensors of `shapes` (`beside`)."""
 
     def __init__(self, shapes):
         super().__init__()
@@ -239,7 +240,7 @@ def test_a_streams_gradients_are_added_inside_their_products(session):
 
 
 @pytest.mark.parametrize("made", [Twice, Maps, Cuts])
-def test_streamed_layers_may_use_all_of_these(session, made):
+def test_streamed_layers_may_use_weights_in_other_ways(session, made):
     class Beside(nn.Module):
         def __init__(self, inner):
             super().__init__()

@@ -1,6 +1,6 @@
-"""Layers that fit on the device run plain, without recomputation. Every
-mixture with streamed layers has the plain model's gradients, within `hbm=`
-bytes."""
+"""Layers that fit on the device run plain, without recomputation. Any mixture
+of plain and streamed layers has the plain model's gradients. Plain layers take
+at most `hbm=` bytes."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ def kept(session: sluice.Session, model: nn.Module, inputs: dict
 
 
 def room_for(count: int, of_all: int, eager: bool = True) -> int:
-    """Returns the `hbm=` for `count` plain layers and the memory to compute
-    one."""
+    """Returns the `hbm=` for `count` plain layers and for the memory that
+    computing a layer takes."""
     return (count + 1 + eager) * of_all // LAYERS
 
 
@@ -154,7 +154,7 @@ def test_plain_layers_take_no_more_than_hbm(session, attention):
         assert plain == count and took - alone <= hbm, (count, took - alone)
 
 
-def test_lengths_and_batches_change(session):
+def test_the_number_of_plain_layers_follows_the_length(session):
     """A step with more tokens than any before is streamed. The bytes that
     layers keep are known per length, so a longer step has fewer plain layers.
     """
@@ -228,8 +228,7 @@ class Dropout(nn.Module):
 
 
 @pytest.mark.parametrize("count", [2, LAYERS])
-def test_dropout(session, count):
-    """Plain and streamed layers drop the same in forward and in backward."""
+def test_layers_drop_the_same_elements_in_backward(session, count):
     model, inputs = wrap_mlps(Dropout, model_of()), batch()
     of_all = kept(session, copy.deepcopy(model), inputs)
     sluice.stream(model, session=session, chunk=16, quiet=True,
@@ -248,7 +247,7 @@ def test_dropout(session, count):
     assert_same(got, run(plain, inputs))
 
 
-def test_a_model_that_fits_draws_the_plain_models_numbers(session):
+def test_a_model_that_fits_draws_the_same_random_numbers(session):
     model, inputs = wrap_mlps(Dropout, model_of()), batch()
     plain = copy.deepcopy(model)
     sluice.stream(model, session=session, chunk=16, quiet=True, hbm=ENOUGH)
@@ -300,7 +299,7 @@ def test_out_of_memory_falls_back_to_streaming(session, monkeypatch, capsys,
     assert_same(got, run(model, inputs))
 
 
-def test_layers_of_the_users_own(session):
+def test_the_users_own_layers_run_plain_if_they_fit(session):
     model, ids = titan.Titan(), titan.tokens()
     plain = copy.deepcopy(model)
     stream = sluice.stream(

@@ -1,5 +1,5 @@
-"""Layers that pass a state along the sequence, through the cache argument:
-their gradients are the model's own."""
+"""Layers that pass a state along the sequence, through the cache argument,
+have the model's own gradients."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ def assert_near(got, expected) -> None:
 
 
 def steps(name, session, calls, **options) -> None:
-    """Each call of the streamed model has the plain one's loss and gradients.
-    """
+    """Checks loss and gradients of each call of the streamed model."""
     model = configs.tiny(name)
     stream = sluice.stream(model, session=session, quiet=True,
                            **{"chunk": BLOCK, **options})
@@ -67,8 +66,8 @@ def steps(name, session, calls, **options) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_gradients_are_the_models_own(session, name):
-    """The chunk divides the first length. With the others the last chunk is
-    short; one of a single row is merged with the chunk before it."""
+    """128 rows are whole chunks. 150 rows end with a short chunk. The last row
+    of 193 is merged with the chunk before it."""
     steps(name, session, [batch(length=length, seed=length)
                           for length in (128, 150, 193)])
 
@@ -77,13 +76,13 @@ def test_gradients_are_the_models_own(session, name):
     dict(hidden="host"), dict(rerun=0.5), dict(check="always"),
     dict(policy={"*": {"keep": 0.3, "swap": 0.4}})], ids=str)
 @pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
-def test_options(session, name, options):
+def test_each_option_is_exact(session, name, options):
     steps(name, session, [batch(length=200)], **options)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("name", ["lfm2", "nemotron_h", "qwen3_next"])
-def test_padding(session, name, side):
+def test_padding_is_exact(session, name, side):
     inputs = batch(length=150)
     mask = torch.ones_like(inputs["input_ids"])
     mask[1, slice(0, 70) if side == "left" else slice(80, None)] = 0
@@ -109,8 +108,8 @@ def test_chunks_are_whole_blocks_and_have_no_single_row(session):
 
 
 def test_host_bytes_are_the_formulas(session):
-    """The host holds inputs of all rows, and each chunk's initial state except
-    the first one's."""
+    """The host holds the inputs of all rows, and the initial state of each
+    chunk but the first."""
     model, sequences, chunks = configs.tiny("mamba2"), 2, 4
     stream = sluice.stream(model, session=session, chunk=BLOCK, quiet=True)
     run(model, batch(sequences, chunks * BLOCK))
@@ -123,7 +122,7 @@ def test_host_bytes_are_the_formulas(session):
     stream.unstream()
 
 
-def test_two_forwards_before_a_backward_and_one_without(session):
+def test_two_forwards_may_precede_a_backward(session):
     model = configs.tiny("qwen3_next")
     calls = [batch(length=length, seed=length) for length in (130, 200)]
     wanted = [unstreamed(model, inputs) for inputs in calls]
@@ -150,7 +149,7 @@ def test_frozen_layers_pass_gradients_on(session):
 
 @pytest.mark.parametrize("name", ["lfm2", "nemotron_h", "qwen3_next"])
 @pytest.mark.parametrize("narrow", ["weights", "autocast"])
-def test_bf16_is_no_false_alarm(session, name, narrow):
+def test_the_check_accepts_bf16(session, name, narrow):
     model = configs.tiny(name)
     if narrow == "weights":
         model.bfloat16()
@@ -169,7 +168,7 @@ def test_bf16_is_no_false_alarm(session, name, narrow):
 @pytest.mark.parametrize("positions", [
     torch.cat([torch.arange(70), torch.arange(80)]),
     torch.cat([torch.arange(70), torch.arange(80) + 300])])
-def test_packed_documents(session, positions):
+def test_packed_documents_are_refused(session, positions):
     model = configs.tiny("lfm2")
     stream = sluice.stream(model, session=session, quiet=True)
     inputs = {**batch(length=150), "use_cache": False,
@@ -190,8 +189,8 @@ def test_layers_that_write_a_state_without_reading_it_run_whole(session, name):
 
 
 class Changing:
-    """Changes the state that a short convolution leaves, from a number of rows
-    on."""
+    """Scales the state that a short convolution leaves, in calls with at least
+    `rows` rows."""
 
     def __init__(self, conv, rows, factor):
         self._own, self._rows, self.factor = conv.forward, rows, factor
@@ -208,7 +207,8 @@ class Changing:
 
 
 def test_a_state_that_depends_on_the_number_of_rows_is_found(session):
-    """The probe has fewer rows, so the check of a part of a chunk finds it."""
+    """The probe has fewer rows. The comparison of a part of a chunk finds the
+    difference."""
     model = configs.tiny("lfm2")
     for layer in model.model.layers:
         if not layer.is_attention_layer:

@@ -1,5 +1,5 @@
-"""Attention of the first chunks is recomputed in backward: gradients are
-bit-identical, and the host holds less."""
+"""With rerun=, backward recomputes attention of the first chunks. Gradients
+are bit-identical, and the host holds fewer bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def assert_same_bits(got: Run, expected: Run) -> None:
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("part, hidden", [
     (0.25, "device"), deep(0.5, "device"), (1, "host")])
-def test_gradients_are_those_without(session, name, part, hidden):
+def test_gradients_are_those_without_rerun(session, name, part, hidden):
     kind, changes = MODELS[name]
     model, inputs = tiny(kind, **changes), batch()
     expected = seeded(model, session, inputs, hidden=hidden)
@@ -54,7 +54,7 @@ def test_gradients_are_those_without(session, name, part, hidden):
         assert_same(got, unstreamed(model, inputs))
 
 
-def test_documents_and_padding(session):
+def test_packed_documents_are_exact(session):
     model, inputs = tiny(), batch()
     inputs["use_cache"] = False
     inputs["position_ids"] = torch.cat(
@@ -63,7 +63,7 @@ def test_documents_and_padding(session):
                 unstreamed(model, inputs))
 
 
-def test_kept_products_and_two_forwards_before_a_backward(session):
+def test_kept_products_and_two_forwards_are_exact(session):
     model, first, second = tiny(), batch(seed=1), batch(length=50, seed=2)
     wanted = [unstreamed(model, inputs) for inputs in (first, second)]
     sluice.stream(model, session=session, chunk=16, rerun=0.5,
@@ -89,7 +89,7 @@ def test_host_bytes_are_the_formulas(session, part):
         + 8 * kv * (1 - 1 / chunks))
 
 
-def test_bad_parts_are_refused(session):
+def test_parts_outside_0_to_1_are_refused(session):
     for part in (-0.1, 1.5, "half"):
         with pytest.raises(sluice.Invalid, match="rerun.*0 to 1"):
             sluice.stream(tiny(), session=session, rerun=part)

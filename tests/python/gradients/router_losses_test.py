@@ -1,5 +1,5 @@
-"""Load-balancing losses of experts, computed from the router logits of all
-layers."""
+"""Tests load-balancing losses of experts, which models compute from the router
+logits of all layers."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_gradients_are_the_models_own(session, name):
 
 
 @pytest.mark.parametrize("hidden", ["device", "host"])
-def test_gradients_of_layers_that_run_whole(session, hidden):
+def test_gradients_of_whole_layers_are_the_models_own(session, hidden):
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     for layer in model.model.layers:
         layer.post_attention_layernorm.register_forward_hook(
@@ -81,7 +81,7 @@ def test_router_logits_requested_by_the_config_are_exact(session, hidden):
                 unstreamed(model, off))
 
 
-def test_logits_and_the_loss_alone(session):
+def test_router_logits_and_their_loss_are_exact(session):
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     expected = model(**asked())
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -104,7 +104,7 @@ def test_logits_and_the_loss_alone(session):
 
 
 @pytest.mark.parametrize("head", ["rows", "whole"])
-def test_head_and_loss_run_by_rows(session, head):
+def test_router_losses_are_exact_with_each_head(session, head):
     model = tiny("mixtral", num_local_experts=4, **EXPERTS)
     twin = copy.deepcopy(model)
     sluice.stream(model, session=session, chunk=16, quiet=True, head=head)
@@ -127,7 +127,8 @@ def test_a_loss_that_is_not_a_sum_is_refused(session, monkeypatch):
 
 
 class OlderLayer(mixtral.MixtralDecoderLayer):
-    """Works as transformers 4.57's: returns its router's logits on request."""
+    """Returns its router's logits on request, as layers of transformers 4.57
+    do."""
 
     def forward(self, hidden_states, output_router_logits=False, **kwargs):
         said = []
@@ -141,10 +142,10 @@ class OlderLayer(mixtral.MixtralDecoderLayer):
 
 
 class OlderModel(mixtral.MixtralModel):
-    """Collects the logits itself."""
+    """Collects the router logits that its layers return."""
 
     _can_record_outputs = {}
-    first = False  # their place in a layer's outputs
+    first = False  # whether it collects a layer's hidden states instead
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None,
                 past_key_values=None, inputs_embeds=None, use_cache=None,
@@ -182,7 +183,7 @@ def older(**changes):
 
 @pytest.mark.parametrize("options", [
     {}, {"hidden": "host"}, {"head": "whole"}], ids=str)
-def test_logits_that_layers_answer(session, options):
+def test_router_logits_that_layers_return_are_exact(session, options):
     model, inputs = older(), padded()
     plain = unstreamed(model, inputs)
     expected = unstreamed(model, asked(inputs))
@@ -195,7 +196,7 @@ def test_logits_that_layers_answer(session, options):
                          **options), expected)
 
 
-def test_logits_that_the_decoder_makes_itself_are_refused(session):
+def test_router_logits_of_unknown_modules_are_refused(session):
     model = older()
     model.model.first = True
     sluice.stream(model, session=session, chunk=16, quiet=True)

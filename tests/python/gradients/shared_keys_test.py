@@ -1,5 +1,5 @@
-"""Layers that use the keys and values of an earlier layer (Gemma-4): their
-gradients flow back to that layer."""
+"""In models with layers that use the keys and values of an earlier layer
+(Gemma-4), gradients flow back to the earlier layer."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_gradients_are_the_models_own(session, calls, options):
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
-def test_layers_that_train_from_one_on(session, first):
+def test_training_may_begin_at_any_layer(session, first):
     model = tiny()
     model.requires_grad_(False)
     model.model.layers[first:].requires_grad_(True)
@@ -62,7 +62,7 @@ def test_layers_that_train_from_one_on(session, first):
     stream.unstream()
 
 
-def test_what_was_handed_goes_with_the_forward(session):
+def test_shared_keys_are_freed_with_their_forward(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     with torch.no_grad():
@@ -75,7 +75,7 @@ def test_what_was_handed_goes_with_the_forward(session):
     stream.unstream()
 
 
-def test_bf16_is_no_false_alarm(session):
+def test_the_check_accepts_bf16(session):
     model = tiny().bfloat16()
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
                            check="always")
@@ -88,10 +88,10 @@ def test_bf16_is_no_false_alarm(session):
     ("pairs", lambda self: [], "the gradient of 'input'"),
     ("collect", lambda self: (self._taken.clear(), self._made.clear()),
      "the gradient of 'shared_kv_states.sliding_attention.0'")])
-def test_a_gradient_that_is_not_handed_back_is_found(session, monkeypatch,
-                                                     method, instead, found):
-    """Removes the code that returns these gradients; the probe must notice it.
-    """
+def test_a_gradient_that_is_not_returned_is_found(session, monkeypatch, method,
+                                                  instead, found):
+    """Removes code that returns gradients of shared keys. The probe must
+    notice."""
     monkeypatch.setattr(f"sluice.node.shared_tensors.Handing.{method}", instead)
     stream = sluice.stream(tiny(), session=session, quiet=True)
     assert any(found in kind.why for kind, _ in stream.whole)

@@ -54,8 +54,9 @@ GPT2 = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
     ("gpt2", {**GPT2, "resid_pdrop": 0.1}, set()),
     ("gemma2", {}, KV), ("qwen3", {}, {DOWN, "self_attn.v_proj.weight"})])
 def test_the_expected_products_are_skipped(session, kind, changes, spared):
-    """A parallel attention's output product is skipped too, and k and v. None
-    is skipped before a norm, under a dropout, or as one product with q."""
+    """Replays skip the last product of an MLP, that of a parallel attention
+    (phi), and k and v. They do not skip a product before a norm (gemma2,
+    qwen3), under dropout, or that computes q, too (gpt2)."""
     model = tiny(kind, **changes)
     (first, *_, last), weights = steps(session, model)
     assert weights == spared
@@ -165,10 +166,9 @@ def is_any(name):
 @pytest.mark.parametrize("first,then", [
     (lambda n: "mlp" in n, is_any), (lambda n: "o_proj" in n, is_any),
     (lambda n: "gain" not in n, is_any)])
-def test_which_weights_train_may_change(session, first, then):
-    """A frozen scale reads nothing of the product before it, a trained one
-    does. Attention and the MLP also read it if weights behind them are
-    trained."""
+def test_the_trained_weights_may_change(session, first, then):
+    """A trained scale reads the product before it in backward. A frozen scale
+    does not."""
     model = tiny()
     for layer in model.model.layers:
         layer.mlp = Reads(layer.mlp, Gain())
@@ -225,7 +225,7 @@ def test_hooks_on_saved_tensors_may_copy(session, hooks):
     for layer in model.model.layers:
         layer.self_attn = Inside(layer.self_attn, hooks)
     found, weights = steps(session, model)
-    assert weights == {DOWN}  # the hooks save attention's own products
+    assert weights == {DOWN}  # the hooks copy attention's products
     for each, wanted in zip(found, [expected] * 3):
         assert_same(Run(each.loss, {n.replace(".own", ""): g for n, g in
                                     each.gradients.items()}), wanted)

@@ -1,5 +1,5 @@
-"""A streamed model trains like the same model unstreamed: loss, gradients,
-host bytes."""
+"""A streamed model has the loss and the gradients of the same model
+unstreamed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MODELS = {
 }
 
 
-# parallel/, attention/ or skipped_products_test also cover the deep ones.
+# parallel/, attention/ or skipped_products_test also cover the deep cases.
 @pytest.mark.parametrize("name", [
     deep(name) if name in ("one kv head", "q/k norms") else name
     for name in MODELS])
@@ -56,7 +56,7 @@ def test_gradients_are_the_models_own(session, name):
 @pytest.mark.parametrize("length,chunk", [
     deep(1, 1), (1, 16), (2, 1), deep(15, 16), (16, 16), (17, 16),
     deep(64, 16), deep(75, 74), (75, 1024)])
-def test_lengths_and_chunks(session, length, chunk):
+def test_any_length_and_chunk_is_exact(session, length, chunk):
     model, inputs = tiny(), batch(2, length)
     if length == 1:
         inputs["shift_labels"] = inputs["labels"]
@@ -64,11 +64,10 @@ def test_lengths_and_chunks(session, length, chunk):
                 unstreamed(model, inputs), unstreamed(model, inputs, "sdpa"))
 
 
-def test_documents_and_padding(session):
+def test_documents_and_padding_are_exact(session):
     positions = torch.cat([torch.arange(20), torch.arange(55)])
     model, inputs = tiny(), batch()
-    # With a cache transformers would not separate the documents; training does
-    # not need one, and the streamed model has none.
+    # With a cache transformers does not separate the documents.
     inputs["use_cache"] = False
     inputs["position_ids"] = torch.stack([positions, torch.arange(75)])
     assert_same(streamed(model, session, inputs, 16),
@@ -123,8 +122,8 @@ def test_autograds_memory_does_not_grow_with_layers(session):
 
 
 def test_bf16_is_no_worse_than_plain(session):
-    """Compares with eager attention and with SDPA. The error of a single batch
-    varies by some 10 %, so many batches are used."""
+    """Compares with eager attention and with SDPA. Sums the errors of many
+    batches, because that of a single batch varies by some 10 %."""
     def error(found, exact):
         return sum(float((g.double() - exact.gradients[n].double()).norm())
                    ** 2 for n, g in found.gradients.items()) ** 0.5
@@ -149,7 +148,7 @@ def test_bf16_is_no_worse_than_plain(session):
     assert errors["ours"] <= min(errors.values()), errors
 
 
-def test_autocast(session):
+def test_gradients_under_autocast_are_close(session):
     model, inputs = tiny(), batch()
     with torch.autocast("cpu", torch.bfloat16):
         plain = unstreamed(model, inputs)
@@ -197,7 +196,7 @@ def test_hooks_of_parameters_fire_once(session):
     assert fired == {n: 1 for n, _ in model.named_parameters()}
 
 
-def test_every_replay_is_bitwise(session):
+def test_every_replay_is_bit_identical(session):
     model = tiny("mixtral", num_local_experts=4, num_experts_per_tok=2)
     stream = sluice.stream(model, session=session, chunk=16, check="always")
     for seed in range(3):
@@ -216,7 +215,7 @@ def test_a_forward_without_backward_gives_its_host_memory_back(session):
 
 
 @pytest.mark.parametrize("where", ["forward", "backward"])
-def test_an_exception_gives_everything_back(session, where):
+def test_an_exception_frees_all_host_bytes(session, where):
     model, inputs = tiny(), batch()
     expected = unstreamed(model, inputs)
     stream = sluice.stream(model, session=session, chunk=16)
@@ -277,8 +276,7 @@ def test_stream_touches_no_gradient_and_no_random_state(session):
     assert (model.lm_head.weight.grad == 1).all()
 
 
-def test_gradients_of_arguments_come_back_once(session):
-    """Covers per-layer inputs and any leaf that is an argument of a layer."""
+def test_arguments_of_layers_get_their_gradient_once(session):
     class Scaled(Wrapper):
         def forward(self, hidden_states, scale=None, **kwargs):
             return self.inner(hidden_states, **kwargs) * scale
@@ -307,7 +305,7 @@ def test_gradients_of_arguments_come_back_once(session):
 
 
 class AsksTorch(Wrapper):
-    """Llama's attention, written only with torch's function."""
+    """Llama's attention, by a call of torch's scaled_dot_product_attention."""
 
     def __init__(self, inner, **asked):
         super().__init__(inner)
@@ -339,7 +337,7 @@ def test_attention_called_by_a_layer_is_streamed(session, length, chunk):
                 unstreamed(model, inputs))
 
 
-def test_unsupported_attention_calls_of_a_layer_are_refused_or_whole(session):
+def test_unsupported_attention_calls_are_refused_or_run_whole(session):
     with pytest.raises(sluice.Unsupported, match="dropout|registry"):
         sluice.stream(asking_torch(is_causal=True, dropout_p=0.1),
                       session=session, chunk=16)

@@ -1,4 +1,5 @@
-"""Heads other than a language model's have the model's own results."""
+"""Streamed models with heads other than a language model's have the model's
+own gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def test_gradients_are_the_models_own(session, name, hidden):
 @pytest.mark.parametrize("name", ["a class for each token",
                                   "an answer that begins and ends"])
 def test_a_head_that_reads_padding_rows_is_refused(session, name, capfd):
-    """The model's own eager attention has other results for such rows."""
+    """Eager attention and torch's attention differ in rows of padding."""
     head, inputs = HEADS[name]
     inputs = {**inputs, "attention_mask": padded_left()["attention_mask"]}
     model = tiny_with(head)
@@ -60,7 +61,7 @@ def test_a_custom_loss_that_reads_padding_rows_is_refused(session):
     sluice.stream(model, session=session, chunk=16, quiet=True)
     inputs = padded_left()
     counts = inputs["attention_mask"].clone()
-    for first in (1, 0):  # index of the first row in the loss
+    for first in (1, 0):  # 1: the loss leaves out rows of padding
         logits = model(**inputs).logits.logsumexp(-1)
         if first:
             (logits * counts).sum().backward()

@@ -80,7 +80,7 @@ def test_labels_are_shifted_and_ignored_rows_are_zero(session):
     assert stream.stats().host_bytes == 0  # a forward without backward
 
 
-def test_a_model_that_is_not_streamed_gives_the_same(session):
+def test_an_unstreamed_model_gives_the_same_logprobs(session):
     model, inputs = tiny(), batch()
     before = sluice.logprobs(model, **inputs)
     sluice.stream(model, session=session, chunk=16, quiet=True)

@@ -23,8 +23,9 @@ import sluice
 from sluice import Unsupported
 from sluice.hf.causal_twin import Twins
 
-# Mamba-1 and attention; a bias on all scores; hidden states of another shape,
-# with keys and values passed between layers; tensors passed between layers.
+# jamba has Mamba-1 and attention, bloom a bias on all scores, gemma3n_text
+# hidden states of another shape. Layers of gemma3n_text pass each other keys
+# and values, layers of zaya other tensors.
 HYBRID, ALL = "jamba", ["bloom", "gemma3n_text", "zaya"]
 
 
@@ -43,7 +44,7 @@ def unlabelled(length, sequences=2):
 
 @pytest.mark.parametrize("options", [
     {}, dict(hidden="host"), dict(check="always", rerun=0.5)], ids=str)
-def test_layers_run_whole_beside_layers_that_run_by_chunks(session, options):
+def test_whole_layers_beside_chunked_layers_are_exact(session, options):
     model = configs.tiny(HYBRID)
     twin = configs.tiny(HYBRID)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
@@ -69,7 +70,7 @@ def test_layers_run_whole_beside_layers_that_run_by_chunks(session, options):
 
 
 @pytest.mark.filterwarnings("ignore:sluice")
-def test_bytes_are_of_the_models_dtype(session):
+def test_reported_bytes_are_of_the_models_dtype(session):
     def weighed(dtype):
         model = configs.tiny("bloom").to(dtype)
         [(kind, _)] = sluice.stream(model, session=session, quiet=True).whole
@@ -92,8 +93,7 @@ def test_layers_run_whole_after_a_change_in_them(session):
 
 
 def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
-    """Only a small twin is made to find this out, because a whole one might
-    not fit."""
+    """A twin of the whole model might not fit in memory."""
     made, own = [], Twins._made
 
     def noted(self, small, device):
@@ -109,7 +109,7 @@ def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_models_whose_layers_all_run_whole(session, name):
+def test_models_with_only_whole_layers_are_exact(session, name):
     model, twin = configs.tiny(name), configs.tiny(name)
     with pytest.warns() if name == "bloom" else pytest.MonkeyPatch.context():
         stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -140,7 +140,7 @@ def test_attention_of_a_whole_layer_goes_by_chunks(session):
 @pytest.mark.parametrize("name", [
     "bloom", HYBRID, "deepseek_v4", "qwen4_exp_text"])
 @pytest.mark.filterwarnings("ignore:sluice")
-def test_padding(session, name, side):
+def test_padding_is_exact(session, name, side):
     model, twin = configs.tiny(name), configs.tiny(name)
     inputs = batch(length=75)
     mask = torch.ones_like(inputs["input_ids"])
@@ -180,8 +180,7 @@ class Dropped(TokenShift):
         return F.dropout(super().forward(x), 0.3, self.training)
 
 
-def test_random_numbers_are_drawn_again(session):
-    """A whole layer draws the same numbers as unstreamed."""
+def test_whole_layers_draw_the_same_random_numbers(session):
     model, inputs = wrap_mlps(Dropped), batch()
     torch.manual_seed(5)
     expected = unstreamed(model, inputs)
@@ -211,7 +210,7 @@ def test_a_whole_layer_that_is_not_deterministic_is_found(session):
         run(model, batch())
 
 
-def test_layers_of_ones_own_run_whole(session):
+def test_the_users_own_layers_run_whole(session):
     model = shifting()
     inputs = batch()
     expected = unstreamed(model, inputs, "sdpa")

@@ -1,4 +1,4 @@
-"""Order and lifetime of copies of leased host memory, refused calls, and the
+"""Tests the order and lifetime of copies, calls that an arena refuses, and the
 ways an arena ends."""
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def test_a_put_does_not_wait_and_holds_its_tensor(slow_arena):
         assert torch.equal(slow_arena.get(host, "cpu"), tensor)
 
 
-# In the next three tests, a copy of the same direction delays the copy that
-# must finish first. Without the right order the other direction would be 200
-# ms earlier.
+# In the next three tests an earlier copy delays the copy that must finish
+# first. If the required order were not kept, the copy in the other direction
+# would be done 200 ms earlier.
 
 
 def test_dropped_bytes_are_not_filled_before_the_last_read_is_done(slow_arena):
@@ -93,7 +93,7 @@ def test_a_finished_copys_tensor_is_released_without_a_wait(slow_arena):
     assert gone() is not None  # the copy takes 1.6 s
 
     def is_let_go_of():
-        # Fewer puts, so that they need not wait for each other.
+        # Pauses, so that puts do not wait for each other.
         time.sleep(0.1)
         slow_arena.put(torch.empty(4))
         return gone() is None
@@ -176,7 +176,7 @@ def test_the_last_bytes_of_the_pool_can_be_used(arena):
     assert len(hosts) == HOST_BYTES // MIB == arena.leased_bytes // MIB
 
 
-def test_dropping_twice_and_use_after_it_are_errors(arena, session):
+def test_use_of_a_dropped_tensor_is_an_error(arena, session):
     host = arena.put(torch.ones(4))
     arena.drop(host)
     for call in (arena.drop, lambda h: arena.get(h, "cpu"),
@@ -222,7 +222,7 @@ def test_after_a_close_every_call_is_an_error(arena, close):
     arena.close()
 
 
-def test_a_close_may_say_why_to_later_calls(arena):
+def test_later_calls_raise_the_reason_given_to_close(arena):
     host = arena.put(torch.ones(4))
     arena.close("this arena is of an earlier step")
     refused(Status.FAILED_PRECONDITION, "of an earlier step", arena.get, host,
@@ -232,7 +232,7 @@ def test_a_close_may_say_why_to_later_calls(arena):
             "cpu")
 
 
-def test_a_killed_daemon_leaves_the_arena_at_work(daemon, arena):
+def test_an_arena_outlives_its_killed_daemon(daemon, arena):
     tensor = values((1000, 100), torch.float32)
     host = arena.put(tensor)
     os.kill(daemon.pid, signal.SIGKILL)

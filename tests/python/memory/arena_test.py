@@ -1,4 +1,4 @@
-"""Tensors in leased host memory: contents, and counts to the byte."""
+"""Tests tensors in leased host memory: contents, and counts to the byte."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_tensor_with_a_graph_is_held_without_it(arena):
     assert not arena.get(host, "cpu").requires_grad
     held = [tensor for _, _, tensor in arena._copies.in_flight[1].held]
     assert all(tensor.grad_fn is None for tensor in held)
-    arena.add(host, result)  # no graph here either
+    arena.add(host, result)  # does not join the graph
     assert torch.equal(arena.get(host, "cpu"), torch.full((8, 8), 4.0))
 
 
@@ -89,7 +89,7 @@ def test_prefetching_twice_copies_once(arena):
     assert arena.copies == 2
 
 
-def test_a_put_tensor_may_be_let_go_at_once(arena):
+def test_a_put_tensor_may_be_freed_at_once(arena):
     hosts = []
     for i in range(300):
         hosts.append(arena.put(torch.full((1000,), float(i))))
@@ -199,8 +199,8 @@ def test_ten_thousand_random_calls_agree_with_a_dict(arena):
 
 
 def test_threads_that_call_at_once_keep_their_bytes(arena):
-    """Guards against an arena that updates its books in another thread's call
-    and so frees bytes that are in use."""
+    """Guards against a call that updates the arena's books within another
+    thread's call, and so frees bytes that are in use."""
     def work(seed: int) -> None:
         draw = random.Random(seed)
         held = []
@@ -211,7 +211,7 @@ def test_threads_that_call_at_once_keep_their_bytes(arena):
             if len(held) > 5:
                 value, host = held.pop(draw.randrange(len(held)))
                 assert bool((arena.get(host, "cpu") == value).all())
-                # Otherwise the last reference frees it.
+                # Otherwise the memory is freed with its last reference.
                 if draw.random() < 0.5:
                     arena.drop(host)
             assert arena.used_bytes >= 0

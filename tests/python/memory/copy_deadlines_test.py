@@ -1,5 +1,5 @@
-"""Deadlines of copies: the slack that is learned, and the deadlines that are
-sent to the daemon."""
+"""Tests how the slack of copies is learned, and which deadlines are sent to
+the daemon."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def learn(slack, times, nbytes=8, first=1):
 # --- learning the slack ----------------------------------------------------
 
 
-def test_similar_copies_get_the_least_recent_slack():
+def test_copies_of_one_size_get_their_smallest_recent_slack():
     slack = Slack()
     assert slack.of(8) == UNKNOWN
     learn(slack, [3, 2, 4])
@@ -43,7 +43,7 @@ def test_old_measurements_are_dropped():
     learn(slack, [5] * (RECENT - 1), first=2)
     assert slack.of(8) == 1
     learn(slack, [5] * RECENT, first=100)
-    assert slack.of(8) == 1  # all of them may belong to one step
+    assert slack.of(8) == 1  # all RECENT of them may belong to one step
     learn(slack, [5], first=1000)
     assert slack.of(8) == 5
 
@@ -62,7 +62,7 @@ def test_copies_without_a_use_are_not_recorded():
     assert len(slack._least) < 300
 
 
-def test_copies_before_a_drain_teach_nothing():
+def test_copies_before_a_drain_are_not_measured():
     slack = Slack()
     slack.started(1, 8, 0.0)
     slack.forget_started()
@@ -70,7 +70,7 @@ def test_copies_before_a_drain_teach_nothing():
     assert slack.of(8) == UNKNOWN
 
 
-def test_close_deadlines_are_sent_once():
+def test_a_deadline_close_to_the_last_is_not_sent_again():
     slack = Slack()
     assert slack.is_told(UNKNOWN)
     assert not slack.is_told(0.0)
@@ -102,7 +102,7 @@ class Watched:
 
     def __init__(self, library, wait_s=0.0):
         self._library, self._wait_s, self.told = library, wait_s, []
-        self.waited = 0.0  # least seconds spent in waits
+        self.waited = 0.0  # seconds added to waits
 
     def __getattr__(self, name):
         return getattr(self._library, name)
@@ -134,7 +134,7 @@ def test_a_prefetchs_slack_is_the_compute_time_before_its_use(arena):
         arena.prefetch(host, "cpu")
         time.sleep(0.05)
         arena.get(host, "cpu")
-    # Nothing was known for the first one.
+    # The first copy had no known slack.
     [(direction, seconds)] = watched.told
     assert direction == HOST_TO_GPU
     assert 0.05 <= seconds <= time.perf_counter() - began
@@ -200,6 +200,6 @@ def test_the_daemon_learns_which_copies_are_late():
                 capture_output=True, text=True, check=True).stdout)
             late = told["jobs"][0]["ranks"][0]["late"]
             assert late["h2d_copies"] == 1 and late["h2d_seconds"] > 0.1
-            assert late["d2h_copies"] == 0  # nothing waits for its memory
+            assert late["d2h_copies"] == 0  # nothing waits for these copies
     finally:
         daemon.close()

@@ -44,7 +44,7 @@ def test_no_range_is_handed_out_twice_after_an_interrupt(taking):
         held = [free.take(ALIGNMENT)[0] for _ in range(8)]
         free.give(held.pop(3), ALIGNMENT, 1)
         free.give(held.pop(4), ALIGNMENT, 1)
-        given = held.pop(3)  # the range between these two
+        given = held.pop(3)  # the range between two free ranges
         if not interrupted_at(line, lambda free=free, given=given: (
                 free.take(2 * ALIGNMENT) if taking else
                 free.give(given, ALIGNMENT, 2))):

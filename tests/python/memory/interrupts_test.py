@@ -1,5 +1,5 @@
-"""Ctrl-C between any two lines of a step: all host bytes are freed, and the
-stream still works."""
+"""After Ctrl-C between any two lines of a step, all host bytes are freed and
+the stream still works."""
 
 from __future__ import annotations
 
@@ -74,7 +74,8 @@ def interrupted(action, line, time):
 
 
 def times(count):
-    """Returns the first time, and one in the middle."""
+    """Returns which runs of a line to interrupt: the first and one in the
+    middle, of `count` runs."""
     return sorted({1, count // 2 + 1})
 
 
@@ -107,7 +108,7 @@ def test_an_interrupt_in_any_line_of_the_arena_leaves_it_whole(arena):
             arena.drop(kept)
             assert sum(size for _, size in arena._books.free.ranges()) == (
                 arena.leased_bytes), line
-    assert hit > 150  # lines of a lease run only once
+    assert hit > 150  # lines that lease memory run only in the first use
 
 
 def test_reading_used_bytes_repairs_an_interrupted_drop(arena):
@@ -122,7 +123,7 @@ def test_reading_used_bytes_repairs_an_interrupted_drop(arena):
             0 if host._live is None else host.nbytes), line
 
 
-def test_an_interrupt_in_the_first_lease_is_no_loss(session):
+def test_an_interrupt_in_the_first_lease_loses_no_memory(session):
     def use():
         with HostArena(session) as arena:
             arena.drop(arena.put(torch.ones(8)))
@@ -151,7 +152,7 @@ def interrupt_steps(session, files, apart):
     assert len(lines) > 150
     for line in lines[::apart]:
         assert interrupted(step, line, 1), line
-        # Needed if the interrupt came within a change that is not atomic.
+        # The interrupt may have come before the step could reset this.
         layer._running.call = None
         gc.collect(1)
         assert stream.stats().host_bytes == 0, line

@@ -1,5 +1,5 @@
-"""Which slots of a lease are requested, and when. gradients/cuda_test covers
-the same on the fake GPU."""
+"""Tests when slots ask the daemon for GPU memory. gradients/cuda_test covers
+the use of slots on the fake GPU."""
 
 from __future__ import annotations
 

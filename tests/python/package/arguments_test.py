@@ -1,5 +1,5 @@
-"""Invalid arguments are refused in one line with the argument, the value and
-the valid values, and change nothing."""
+"""An invalid argument changes nothing and is refused in one line, which names
+the argument, its value and the valid values."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_stream_refuses_and_leaves_the_model(daemon, session, name):
+def test_stream_refuses_invalid_arguments(daemon, session, name):
     model = tiny()
     for value in WRONG[name]:
         given = {"model": model, "session": session, "quiet": True,
@@ -70,7 +70,7 @@ def test_stream_refuses_and_leaves_the_model(daemon, session, name):
     assert session.limits().host_free_bytes > 0
 
 
-def test_a_config_has_what_is_not_given(session):
+def test_arguments_override_a_config(session):
     config = sluice.StreamConfig(chunk=16, hidden="host")
     made = sluice.stream(tiny(), config, chunk=24, session=session, quiet=True)
     assert (made.chunk, made.hidden) == (24, "host")
@@ -102,11 +102,11 @@ def test_every_argument_of_stream_has_a_kind_and_a_test():
     (dict(model=titan(), sample=print), "pass a model, or layers"),
     ({}, "pass a model, or layers")],
     ids=lambda v: v if isinstance(v, str) else "")
-def test_stream_of_layers_refuses(given, words):
+def test_stream_refuses_invalid_layers(given, words):
     assert_refused(lambda given=given: sluice.stream(**given), "stream: ", words)
 
 
-def test_no_daemon_is_started_for_a_call_that_is_refused(monkeypatch):
+def test_a_refused_call_starts_no_daemon(monkeypatch):
     from sluice.native import user_daemon
     monkeypatch.setattr(user_daemon, "socket_of_the_node", pytest.fail)
     assert_refused(lambda: sluice.stream(tiny(), min_tokens=-1), "min_tokens")
@@ -137,13 +137,13 @@ def test_the_head_is_set_only_to_an_exact_choice(session):
     "local_world": [0, -1, 1.5, "1", HUGE],
     "lease_wait_s": [-1, "1", NAN, HUGE],
 }.items())
-def test_a_session_refuses(name, values):
+def test_a_session_refuses_invalid_arguments(name, values):
     for value in values:
         assert_refused(lambda value=value: sluice.Session(**{name: value}),
                        "Session: ", name)
 
 
-def test_ranks_and_local_ranks_are_of_the_world():
+def test_rank_and_local_world_must_fit_the_world():
     assert_refused(lambda: sluice.Session(rank=2, world=2),
                    "rank 2 of world 2")
     assert_refused(lambda: sluice.Session(world=2, local_world=3),
@@ -168,7 +168,8 @@ def test_ranks_and_local_ranks_are_of_the_world():
         "number": [-1, HUGE, "1", 1.0], "taken": [None, 1],
         "note": [None, 3]}),
 ], ids=lambda v: v if isinstance(v, str) else "")
-def test_calls_of_a_session_refuse(session, call, good, wrong):
+def test_calls_of_a_session_refuse_invalid_arguments(session, call, good,
+                                                     wrong):
     for name, values in wrong.items():
         for value in values:
             arguments = {**good, name: value}
@@ -189,12 +190,12 @@ def test_calls_of_a_session_refuse(session, call, good, wrong):
     ({"input_ids": IDS, "labels": 3}, "labels = 3"),
     ({"input_ids": IDS, "position_ids": IDS[:, :3]}, "position_ids"),
 ], ids=lambda v: v if isinstance(v, str) else "")
-def test_shard_refuses(session, given, words):
+def test_shard_refuses_invalid_arguments(session, given, words):
     stream = sluice.stream(tiny(), session=session, quiet=True)
     assert_refused(lambda: stream.shard(**given), "shard: ", words)
 
 
-def test_a_shards_mean_is_of_a_sum(session):
+def test_the_mean_of_a_shard_takes_only_a_sum(session):
     stream = sluice.stream(tiny(), session=session, quiet=True)
     local = stream.shard(IDS, IDS)
     for total in (3.0, None, torch.ones(3), torch.ones((), dtype=torch.int)):
@@ -202,7 +203,7 @@ def test_a_shards_mean_is_of_a_sum(session):
     assert_refused(lambda: stream.shard(IDS).mean(torch.ones(())), "labels")
 
 
-def test_same_rows_refuses():
+def test_same_rows_refuses_invalid_arguments():
     for group in (None, 3, -100):
         assert_refused(lambda group=group: sluice.same_rows([1], group), "group")
     assert_refused(lambda: sluice.same_rows(3, None), "same_rows: ")
@@ -212,7 +213,8 @@ def test_same_rows_refuses():
 
 @pytest.fixture(scope="module")
 def models():
-    """Returns a streamed model, a model that was streamed, and the stream."""
+    """Returns a streamed model, a model that is no longer streamed, and the
+    first model's stream."""
     made = tiny(), tiny()
     streams = [sluice.stream(model, chunk=16, quiet=True) for model in made]
     streams[1].unstream()
@@ -232,7 +234,7 @@ def models():
     (dict(labels=IDS - 100), "a target of -"),
     (dict(labels=IDS + VOCAB), f"at most {VOCAB - 1}"),
 ], ids=lambda v: v if isinstance(v, str) else "")
-def test_logprobs_refuses(models, streams, given, words):
+def test_logprobs_refuses_invalid_arguments(models, streams, given, words):
     streamed, plain, stream = models
     model = streamed if streams else plain
     assert_refused(lambda: sluice.logprobs(model, **{
@@ -243,7 +245,7 @@ def test_logprobs_refuses(models, streams, given, words):
         run(model, batch())
 
 
-def test_logprobs_takes_a_model():
+def test_logprobs_takes_only_a_model():
     assert_refused(lambda: sluice.logprobs(3, labels=IDS), "model = 3")
 
 
@@ -260,7 +262,7 @@ def test_unusual_valid_values_are_accepted(session):
         stream.unstream()
 
 
-def test_missing_and_unknown_arguments_are_pythons_own():
+def test_missing_and_unknown_arguments_raise_type_error():
     with pytest.raises(TypeError, match="chunks"):
         sluice.stream(tiny(), chunks=3)
     with pytest.raises(TypeError, match="missing.*model"):

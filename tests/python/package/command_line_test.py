@@ -1,5 +1,5 @@
-"""python -m sluice and the example: each command runs once as a user types it,
-and with invalid input in forks that have already loaded torch and
+"""Tests python -m sluice and an example. Each command runs once as a user
+types it, and with invalid input in forks that have already loaded torch and
 transformers."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def forked(*arguments):
     return support.forked(lambda: main(list(arguments)))
 
 
-def test_doctor_finds_everything_here():
+def test_doctor_finds_no_problem_here():
     found = sluice("doctor")
     assert found.returncode == 0, found.stdout + found.stderr
     lines = found.stdout.splitlines()
@@ -110,7 +110,7 @@ def test_probe_reads_a_config_of_several_towers(tmp_path, name):
     assert found.returncode == 0, found.stdout + found.stderr
 
 
-def test_probe_of_a_config_without_a_model_is_one_line(tmp_path):
+def test_probe_reports_a_config_without_a_model_in_one_line(tmp_path):
     configs.tiny_config("mllama").save_pretrained(tmp_path)
     found = forked("probe", str(tmp_path))
     assert found.returncode == 1 and found.stderr.startswith("error: ")
@@ -120,7 +120,7 @@ def test_probe_of_a_config_without_a_model_is_one_line(tmp_path):
 @pytest.mark.parametrize("field, value", [
     ("hidden_size", "32"), ("num_hidden_layers", -2),
     ("num_attention_heads", 0), ("hidden_act", "none")])
-def test_probe_of_a_config_with_invalid_values_is_one_line(
+def test_probe_reports_invalid_values_in_one_line(
         tmp_path, field, value):
     tiny().config.save_pretrained(tmp_path)
     config = tmp_path / "config.json"
@@ -134,7 +134,7 @@ def test_probe_of_a_config_with_invalid_values_is_one_line(
 @pytest.mark.parametrize("command, words", [
     (["probe", ""], "folder = ''"), (["doctor", "--socket", ""], "socket"),
     (["plan", "", "--gpus", "8", "--seq-len", "1K"], "folder = ''")])
-def test_an_empty_word_is_refused(command, words):
+def test_an_empty_argument_is_refused(command, words):
     found = forked(*command)
     assert found.returncode == 1 and "Traceback" not in found.stderr
     assert words in found.stdout + found.stderr
@@ -144,7 +144,7 @@ def test_an_empty_word_is_refused(command, words):
     ("--gpus", "0"), ("--gpus", "-1"), ("--gpus", "nan"), ("--gpus", ""),
     ("--gpus", "9" * 30), ("--seq-len", "0"), ("--seq-len", "-1K"),
     ("--seq-len", "1.5"), ("--seq-len", ""), ("--hardware", "")])
-def test_plan_of_invalid_numbers_is_one_line(tmp_path, word, value):
+def test_plan_reports_invalid_numbers_in_one_line(tmp_path, word, value):
     tiny().config.save_pretrained(tmp_path)
     given = {"--gpus": "8", "--seq-len": "1K", word: value}
     found = forked("plan", str(tmp_path), *(
@@ -154,7 +154,7 @@ def test_plan_of_invalid_numbers_is_one_line(tmp_path, word, value):
     assert len(found.stderr.splitlines()) == 1
 
 
-def test_probe_of_an_empty_folder_is_one_line(tmp_path):
+def test_probe_reports_an_empty_folder_in_one_line(tmp_path):
     found = sluice("probe", str(tmp_path))
     assert found.returncode == 1
     assert found.stderr.startswith("error: no config.json in ")
@@ -214,14 +214,14 @@ def test_help_does_not_load_torch():
     assert "examples:" in ran.stdout and ran.stderr == "False"
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_can_be_imported():
     assert set(package.__all__) == set(package._MODULES) <= set(dir(package))
     for name in package.__all__:
         assert getattr(package, name).__name__ == name
     assert not hasattr(package, "nothing")
 
 
-def test_the_version_is_the_trees():
+def test_the_version_is_that_of_the_tree():
     tree = (PACKAGE.parents[1] / "CMakeLists.txt").read_text()
     assert f"project(sluice VERSION {package.__version__} " in tree
 

@@ -1,5 +1,5 @@
-"""Exceptions of the package; constants and structs equal those of the C
-header."""
+"""Tests the package's exceptions, and that its constants and structs equal
+those of the C header."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def without_comments(text):
     return re.sub(r"/\*.*?\*/", "", text, flags=re.S)
 
 
-def test_an_error_is_its_line_and_its_status():
+def test_an_error_has_its_line_and_its_status():
     error = sluice.Error(8, "host: asked 2 GiB, free 1 GiB; free a lease")
     assert error.status is Status.RESOURCE_EXHAUSTED
     assert str(error) == ("host: asked 2 GiB, free 1 GiB; free a lease "
@@ -51,7 +51,7 @@ def test_unsupported_says_module_feature_and_remedy():
 @pytest.mark.parametrize("error", [
     sluice.Error(14, "the daemon is gone"),
     sluice.Unsupported("m", "f", "r")])
-def test_errors_cross_processes(error):
+def test_errors_can_be_pickled(error):
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), str(again)) == (type(error), str(error))
 
@@ -107,5 +107,5 @@ def test_an_older_library_is_refused_with_a_remedy(monkeypatch):
     assert found.value.status == Status.FAILED_PRECONDITION
 
 
-def test_the_version_is_the_headers():
+def test_the_abi_version_is_that_of_the_header():
     assert f"#define SLUICE_ABI_VERSION {abi.ABI_VERSION}\n" in HEADER

@@ -12,7 +12,7 @@ from support import PACKAGE, Loaded, environment
 
 EXAMPLES = PACKAGE / "examples"
 LOADED = ["trainer", "lora", "packed_sft"]
-# command_line_test runs the first one; the second one draws the README's
+# command_line_test runs train_tiny. memory_over_a_step draws the README's
 # picture.
 ELSEWHERE = {"train_tiny", "memory_over_a_step"}
 
@@ -58,6 +58,6 @@ def test_the_example_of_fsdp_runs_on_two_ranks():
     assert "2 ranks" in said
 
 
-def test_every_example_is_run_here():
+def test_every_example_is_listed():
     assert {path.stem for path in EXAMPLES.glob("*.py")} == {
         *LOADED, *ELSEWHERE, "own_decoder", "fsdp"}

@@ -1,8 +1,8 @@
-"""The wheel's contents, and the READMEs' commands as a user types them.
+"""Tests the wheel's contents, and the READMEs' commands as a user types them.
 
-The environment contains only torch and transformers, which it imports from the
-tests' environment through a .pth file. That saves a download of 2.5 GB, but
-does not show that pip finds suitable versions; `./dev wheel --matrix` does.
+The environment of the wheel imports torch and transformers from the tests'
+environment through a .pth file, which saves a download of 2.5 GB.
+`./dev wheel --matrix` tests that pip finds suitable versions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Version References:
      "has STATIC_TLS"),
     ("NEEDED               libc.so.6", "RUNPATH  /tmp", "has RUNPATH /tmp"),
 ])
-def test_symbols_newer_than_the_tag_are_found(
+def test_what_the_wheels_tag_forbids_is_found(
         was: str, put: str, said: str) -> None:
     assert not needs.problems_of("x", GOOD)
     [problem] = needs.problems_of("x", GOOD.replace(was, put, 1))
@@ -96,7 +96,7 @@ def run(environment: dict[str, str], where: pathlib.Path, *words: str,
                           capture_output=True, text=True)
 
 
-def test_the_wheel_is_whole(wheel: pathlib.Path) -> None:
+def test_the_wheel_has_all_modules_and_programs(wheel: pathlib.Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         names = set(file.namelist())
     modules = {f"sluice/{path.relative_to(TREE / 'client/python/sluice')}"
@@ -107,7 +107,7 @@ def test_the_wheel_is_whole(wheel: pathlib.Path) -> None:
         "sluice/licenses/LICENSE", "sluice/licenses/THIRD_PARTY"} <= names
 
 
-def test_its_programs_are_its_own(environment, tmp_path) -> None:
+def test_the_wheel_uses_its_own_programs(environment, tmp_path) -> None:
     done = run(environment, tmp_path, "python", "-c",
                "import sluice.native.daemon as d; print(d.__file__); "
                "p = d.find_programs(); print(p.library, p.sluiced)")
@@ -122,7 +122,7 @@ def test_doctor_finds_no_problem(environment, tmp_path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_plan_is_answered_by_its_own_sluicectl(environment, tmp_path) -> None:
+def test_the_wheels_sluicectl_answers_plan(environment, tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(dict(
         model_type="llama", hidden_size=4096, intermediate_size=14336,
         num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=8,
@@ -143,7 +143,7 @@ def test_the_readmes_lines_train_a_model(environment, tmp_path) -> None:
     assert len(losses) >= 5 and losses[-1] < losses[0] - 0.5
 
 
-def test_torchrun_runs_them_in_two_ranks(environment, tmp_path) -> None:
+def test_torchrun_runs_the_lines_in_two_ranks(environment, tmp_path) -> None:
     (tmp_path / "typed.py").write_text(
         readme.program(TREE / "client/python/README.md"))
     environment = {**environment, "TMPDIR": str(tmp_path),
@@ -151,19 +151,19 @@ def test_torchrun_runs_them_in_two_ranks(environment, tmp_path) -> None:
     done = run(environment, tmp_path, "python", "-m", "torch.distributed.run",
                "--standalone", "--nproc-per-node", "2", "typed.py")
     assert done.returncode == 0, done.stdout + done.stderr
-    # Their one daemon still runs, and the wheel's command finds it.
+    # The daemon of the ranks still runs, and the wheel's sluicectl finds it.
     status = run(environment, tmp_path, "sluicectl", "status", "--json")
     [pid] = processes_of(str(tmp_path))
     os.kill(pid, signal.SIGTERM)
     assert len(json.loads(status.stdout)["gpus"]) == 8, status.stderr
 
 
-def test_the_main_readmes_wheel_is_the_one_made(wheel) -> None:
+def test_the_main_readme_names_the_built_wheel(wheel) -> None:
     [install] = readme.install_lines(TREE / "README.md")
     assert (TREE / install.split()[-1]) == wheel
 
 
-def test_its_daemon_serves_metrics(environment, tmp_path) -> None:
+def test_the_wheels_daemon_serves_metrics(environment, tmp_path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('[device]\ndriver = "sim"\n'
                       '[http]\nlisten = "127.0.0.1:0"\n')

@@ -1,6 +1,6 @@
-"""Ranks that share sequences, each on its own GPU, as gradients/cuda_test does
-for one rank: on the fake driver, with torch's own ProcessGroupNCCL over NCCL's
-fake (tests/fake_cuda). This proves nothing about a GPU."""
+"""Tests two ranks that share sequences, each on its own GPU of the fake
+driver, with torch's ProcessGroupNCCL over a fake of NCCL (tests/fake_cuda).
+This proves nothing about a real GPU."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ def test_a_removed_wait_or_mark_is_detected(node, tmp_path, without):
 @pytest.mark.parametrize("how", ["killed", "killed_elsewhere", "left",
                                  "raised"])
 def test_a_failed_rank_ends_the_other_within_five_seconds(node, tmp_path, how):
-    """NCCL does not report the failure, as between GPUs of one node."""
+    """The fake NCCL does not report the failure. Neither does the real one
+    between GPUs of one node."""
     ran = node.run("cuda_group.py", str(tmp_path), how,
                    SLUICE_FAKE_NCCL="silent=1")
     print(ran.stdout)

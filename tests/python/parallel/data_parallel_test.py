@@ -1,5 +1,5 @@
-"""DDP, FSDP2 and HSDP around a streamed model have the same gradients as
-around the model itself. There is one process per rank, on Gloo."""
+"""DDP, FSDP2 and HSDP around a streamed model give the same gradients as
+around the plain model. There is one process per rank, on Gloo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import sluice
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_gradients_are_those_of_the_model_itself(tmp_path, world):
+def test_gradients_equal_those_of_the_plain_model(tmp_path, world):
     cases = [case for case in CASES if (case == "hsdp") == (world == 4)
              and (DEEP or case not in ONLY_DEEP)]
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
@@ -47,7 +47,7 @@ def test_a_sharded_module_inside_a_streamed_layer_is_refused(session, alone):
         model(**batch())
 
 
-def test_logits_of_a_sharded_model_are_evaluated_and_not_trained_on(
+def test_logits_of_a_sharded_model_can_be_read_but_not_trained_on(
         session, alone):
     model = tiny()
     expected = model(**batch()).logits
@@ -63,7 +63,8 @@ def test_logits_of_a_sharded_model_are_evaluated_and_not_trained_on(
         logits.sum()
 
 
-def test_a_model_that_is_sharded_as_one_already_is_exact(session, alone):
+def test_gradients_are_exact_if_the_model_is_already_one_fsdp_unit(
+        session, alone):
     model, plain = tiny(), tiny()
     fully_shard(model)
     sluice.stream(model, session=session, chunk=16)

@@ -1,5 +1,6 @@
-"""Rank 0's end of the line: invalid data from an unknown client does not end
-its watch over the others, and the end of a process is told as what it is."""
+"""Tests rank 0's end of the connections by which ranks watch each other
+(Line). Invalid data from a stranger does not end the watch, and a process that
+ends tells its peers why."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class Hears:
 
 
 def line_of_rank_0():
-    """Returns the line, its address and its token, in a process for it."""
+    """Returns rank 0's line, its address and its token. Makes this process
+    rank 0 of a new group."""
     store = dist.HashStore()
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     board = Board(store)
@@ -43,7 +45,7 @@ def connected_as_1(line, to, token):
 @pytest.mark.parametrize("written", [
     b"\xff\xfe 1\n", b"GET / HTTP/1.0\r\nHost: rank0\r\n\r\n", b"x" * 1000,
     b""])
-def test_a_stranger_is_no_rank(written):
+def test_invalid_data_from_a_stranger_does_not_end_the_watch(written):
     def run():
         line, to, token = line_of_rank_0()
         hears = Hears()
@@ -70,8 +72,7 @@ def test_a_stranger_is_no_rank(written):
 @pytest.mark.parametrize("error, told", [
     (None, b"end\n"),
     (KeyError("x"), b"died rank 0 failed: KeyError: 'x'\n")])
-def test_the_end_of_a_process_is_told_with_the_exception_that_ends_it(error,
-                                                                      told):
+def test_a_process_that_ends_tells_its_exception_to_peers(error, told):
     def run():
         line, *place = line_of_rank_0()
         with connected_as_1(line, *place) as rank:

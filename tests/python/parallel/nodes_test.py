@@ -1,6 +1,6 @@
-"""A rank that is killed on one of two nodes ends the ranks of both, and their
-errors name it. The two daemons do not know each other; processes are real, on
-Gloo."""
+"""A rank that is killed on one of two nodes ends the ranks of both nodes, and
+their errors name it. The daemons of the nodes do not know each other. There is
+one process per rank, on Gloo."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def free_at(socket_of_node: str) -> tuple[int, int]:
 @pytest.mark.parametrize("victim,how", [
     (2, "compute"), (1, "collective"), (2, "lease"), (0, "compute"),
     (2, "cut")])
-def test_a_lost_rank_ends_those_of_both_nodes(tmp_path, victim, how):
+def test_a_lost_rank_ends_the_ranks_of_both_nodes(tmp_path, victim, how):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

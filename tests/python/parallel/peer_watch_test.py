@@ -1,5 +1,6 @@
-"""The thread that checks whether a rank failed raises in the thread that
-computes, unless a stream runs there, because a stream raises by itself."""
+"""The thread that checks whether a rank failed raises PeerFailed in the thread
+that computes. It does not if a stream runs in that thread, because a stream
+raises the error itself."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def wait_a_little():
 
 
 @pytest.mark.parametrize("within", [0, 1, 2])
-def test_what_a_rank_told_is_raised_where_no_stream_runs(within, capsys):
+def test_a_ranks_failure_is_raised_where_no_stream_runs(within, capsys):
     ranks = stub(within=within)
 
     def work():
@@ -70,7 +71,7 @@ def test_what_a_rank_told_is_raised_where_no_stream_runs(within, capsys):
     assert "rank 1 failed: this rank cannot go on" in capsys.readouterr().err
 
 
-def test_it_raises_in_the_thread_that_computed_last():
+def test_a_failure_is_raised_in_the_thread_that_computed_last():
     ranks = stub()
     watch = watch_of(ranks, lambda: "")
 
@@ -103,7 +104,7 @@ def test_an_error_raised_by_autograds_thread_is_not_raised_again():
     other.join()
 
 
-def test_nothing_is_told_of_a_watch_that_was_closed(capfd):
+def test_a_closed_watch_reports_no_failure(capfd):
     ranks = stub(within=1)
     watch = watch_of(ranks, lambda: "rank 1 failed")
     watch.close()
@@ -111,7 +112,7 @@ def test_nothing_is_told_of_a_watch_that_was_closed(capfd):
     assert ranks.failed is None and capfd.readouterr().err == ""
 
 
-def test_a_death_is_heard_before_the_next_look():
+def test_a_reported_death_does_not_wait_for_the_next_check():
     ranks, before = stub(within=1), time.monotonic()
     watch = watch_of(ranks, lambda: "")
     watch.peer_died("rank 1: killed by signal 9")

@@ -1,5 +1,5 @@
-"""Sequences that ranks share have the gradients of the model itself on the
-whole sequences. Processes are real, on Gloo."""
+"""Ranks that share sequences have the gradients of the plain model on the
+whole sequences. There is one process per rank, on Gloo."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Trainer and TRL's SFT on sequences that two ranks share log in each step
-what they log on one rank around the model itself. Processes are real, on Gloo.
-"""
+"""On sequences that two ranks share, Trainer and TRL's SFT log in each step
+what they log on one rank around the plain model. There is one process per
+rank, on Gloo."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from private_daemon import PrivateDaemon
 from shared_loops import CASES, STEPS, work
 from support import forked
 
-# Other figures are sums over ranks, which were given the same rows.
+# Other figures are sums over the ranks, which count the shared rows twice.
 COMPARED = ("loss", "grad_norm", "train_loss", "learning_rate")
 
 
-def test_each_step_is_logged_as_on_one_rank(tmp_path):
+def test_two_ranks_log_each_step_as_one_rank_does(tmp_path):
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
         ranks = forked(lambda: run_ranks(
             2, work, str(tmp_path / "group"), daemon.socket, str(tmp_path),

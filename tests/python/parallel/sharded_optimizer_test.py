@@ -13,7 +13,7 @@ from support import forked
 
 
 @pytest.mark.parametrize("case", ["steps", "half", "states", "ddp"])
-def test_shards_are_updated_as_by_torch(tmp_path, case):
+def test_adamw_of_shards_passes_each_case(tmp_path, case):
     with contextlib.closing(PrivateDaemon(gpus=1)) as daemon:
         ranks = forked(lambda: run_ranks(
             2, work, 2, str(tmp_path / "group"), daemon.socket, case))

@@ -192,7 +192,7 @@ def test_under_autocast_weights_are_identified_by_their_casts(session, policy):
     assert computed - products == 2 * 5 * 7
 
 
-def test_one_weight_used_twice(session):
+def test_both_products_of_a_weight_are_stored(session):
     def twice():
         model = tiny()
         for layer in model.model.layers:
@@ -226,7 +226,7 @@ def fails_once():
 
     def hook(module, args):
         calls.append(1)
-        if len(calls) == 8:  # in the second forward of a chunk
+        if len(calls) == 8:  # in the replay of a chunk
             raise KeyboardInterrupt
     return hook
 
@@ -251,7 +251,7 @@ def test_evaluation_stores_nothing(session):
 
 # --- policies ----------------------------------------------------------------
 
-def test_shares_are_whole_chunks_the_last_ones_kept():
+def test_shares_are_whole_chunks_and_the_last_are_kept():
     share = Share(keep=0.25, swap=0.5)
     assert [share.action(c, 8) for c in range(8)] == (
         [Action.RECOMPUTE] * 2 + [Action.SWAP] * 4 + [Action.KEEP] * 2)

@@ -1,4 +1,4 @@
-"""`chunk="auto"`: the rule, the measurements, and the report of the choice."""
+"""Tests how `chunk="auto"` measures, chooses and reports a chunk size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ BLOCKS, SQUARES = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, on_cpu):
     chance = random.Random(seed)
     host = 10 ** chance.uniform(-5, -2)
-    # At least one size has blocks that are worth their host time.
+    # Blocks of at least one size take the device more than twice the host's
+    # time.
     pair = host / chance.choice(SIZES[1:]) ** 2 * chance.uniform(2.1, 50)
     walked = {}
 
@@ -46,7 +47,7 @@ def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, on_cpu):
 
     made = choose(host, walk)
     assert made.host_seconds == host
-    # At most the device's own time, part of which may be hidden by the host's.
+    # The host's time may hide a part of the device's.
     assert made.device_seconds <= pair * made.rows ** 2 * (1 + 1e-9)
     hidden = [rows for rows, seconds in walked.items()
               if 3 * BLOCKS * host <= seconds]
@@ -67,7 +68,7 @@ def test_a_much_faster_device_gets_the_largest_chunk():
     assert choose(1e-3, lambda rows: 1e-2).rows == SIZES[-1]
 
 
-def test_kernels_slow_on_few_rows_are_measured_as_such():
+def test_a_chunk_with_slow_kernels_is_not_chosen():
     walked = {128: 4.0, 256: 4.0, 512: 8.0, 1024: 32.0}
     assert choose(1e-9, lambda rows: walked[rows] / 400).rows == 512
 

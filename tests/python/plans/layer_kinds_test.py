@@ -1,4 +1,4 @@
-"""`policy="plan"` of a model with several kinds of layers."""
+"""Tests `policy="plan"` of a model with several kinds of layers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def asked_of(session, model, monkeypatch):
     return given
 
 
-def test_a_kind_is_its_class_and_its_first_layer():
+def test_a_kind_is_named_by_its_class_and_first_layer():
     names = list(kind_names(mixed().model.layers).values())
     assert names == [DENSE, MOE, MOE]
 
@@ -78,8 +78,8 @@ def test_layers_without_a_backward_are_a_kind_that_keeps_nothing(
 
 
 def test_a_plans_fractions_apply_to_their_kind(session, monkeypatch):
-    """One kind swaps everything, the other nothing. The host bytes after a
-    forward are exactly those of the first."""
+    """If one kind swaps everything and the other kind nothing, the host bytes
+    after a forward are exactly the bytes of the first kind."""
     def host_bytes(swapped):
         def plan(self, given, **_):
             classes = [{**c, "keep": 0.0, "recompute": 0.0,

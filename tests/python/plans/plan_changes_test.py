@@ -1,6 +1,5 @@
-"""A plan that changes during a run is taken by all ranks of a job at the same
-step or by none, and losses are bit-identical to those of an undisturbed run.
-"""
+"""All ranks of a job take a changed plan at the same step, or none does. The
+losses are bit-identical to those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ from support import forked
 from sluice.plan.plan_changes import Changes, Decision, Offer
 from sluice.ranks.board import Board
 
-# With several jobs each rank gets one extent of 4 MiB less.
+# When a second job joins, each rank gets an extent of 4 MiB less.
 HOST_BYTES = 22 << 20
 
 
-def test_a_running_job(tmp_path):
-    """The cases are in changing.py; the last one ends the daemon."""
+def test_a_job_changes_its_plan(tmp_path):
+    """Runs the cases of changing.py. The last case kills the daemon."""
     with contextlib.closing(PrivateDaemon(
             gpus=RANKS + 1, gpu_bytes=64 << 20, host_bytes=HOST_BYTES)) as daemon:
         ranks = forked(lambda: run_ranks(
@@ -72,7 +71,7 @@ def test_all_ranks_take_a_plan_at_one_step_or_none_does(seed):
         refuses = ranks.random.random() < 0.3
         for rank in ranks.random.sample(range(len(ranks.steps)),
                                         len(ranks.steps)):
-            # Some ranks were offered an earlier plan, which this one replaces.
+            # Some ranks are first offered another plan, which `plan` replaces.
             if ranks.random.random() < 0.3:
                 ranks.offer(rank, 10 * plan + 1)
                 ranks.run(ranks.random.randrange(3))

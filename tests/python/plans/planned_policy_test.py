@@ -79,7 +79,7 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     assert {n for n, c in classes.items() if not c["recompute_seconds"]} == {
         BASE, "mlp.down_proj.weight", "self_attn.k_proj.weight",
         "self_attn.v_proj.weight"}
-    # Forward copies to the host what the host holds after it.
+    # Forward copies to the host what the host holds after forward.
     assert abs(given["forward_d2h_fixed"]
                - classes[BASE]["bytes_per_layer"]) <= rows * 4 * 48
     assert given["backward_h2d_fixed"] > classes[BASE]["bytes_per_layer"] / 2
@@ -111,9 +111,9 @@ def test_a_plan_reports_what_it_recomputes_and_its_seconds(capfd, session):
     stream.unstream()
 
 
-def test_a_product_that_every_replay_computes_has_its_cost(
+def test_a_product_of_every_replay_has_a_cost(
         session, monkeypatch):
-    """With check="always" this includes the last product of a layer."""
+    """With check="always" replays compute a layer's last product, too."""
     seen = []
     monkeypatch.setattr(type(session), "plan", lambda self, given, **_: seen.append(
         given) or {"infeasible": "only looking"})
@@ -124,8 +124,8 @@ def test_a_product_that_every_replay_computes_has_its_cost(
 
 
 def test_too_little_host_memory_swaps_less():
-    """4 MiB of host memory hold what must be there, but not all swapped
-    products."""
+    """4 MiB of host memory hold what a step needs, but not all products that
+    could be swapped."""
     def swapped(host_bytes):
         daemon = PrivateDaemon(gpu_bytes=64 << 20, host_bytes=host_bytes)
         inputs = batch(2, 1280)
@@ -152,7 +152,7 @@ def test_too_little_host_memory_swaps_less():
     assert plenty == 1.0 and 0 <= tight < 0.9 and loss == same
 
 
-def test_a_link_that_is_full_swaps_nothing():
+def test_a_full_link_swaps_almost_nothing():
     """In 3 ms, a link of 20 MB/s can carry only the bytes that must be copied.
     """
     daemon = PrivateDaemon(gpu_bytes=64 << 20, host_bytes=256 << 20,
@@ -198,8 +198,8 @@ def test_a_forward_without_backward_is_not_profiled(session):
 
 
 def test_ranks_of_a_job_are_planned_together(daemon, session):
-    """The first rank is answered only after both have asked; each gets its
-    part."""
+    """The first rank gets its answer only after both ranks have asked. Each
+    rank gets its part of the plan."""
     model = tiny()
     stream, _ = planned(session, model, steps=2)
     stream.planning._session = asked = Asked(session)

@@ -1,5 +1,5 @@
-"""Hooks, modules and heads added after stream() are probed like earlier ones:
-exact, or refused in the next call with an error that names them."""
+"""Hooks, modules and heads added after stream() are probed, too. They are
+exact, or the next call refuses them by name."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_hook_in_a_layer_that_mixes_rows_is_refused(stream, hook):
     assert made.stats().steps == 2 and made.stats().host_bytes == 0
 
 
-def test_a_hook_that_is_the_same_by_rows_is_exact(stream):
+def test_a_hook_that_does_not_mix_rows_is_exact(stream):
     plain, model = tiny(), tiny()
     made = stream(model)
     run(model, batch())
@@ -91,8 +91,8 @@ class Wrapped(nn.Module):
 
 
 class Squared(nn.Linear):
-    """Its backward needs its own product. Attributes are those of nn.Linear.
-    """
+    """Squares its product, so its backward reads the product. Has the
+    attributes of nn.Linear."""
 
     def forward(self, x):
         y = super().forward(x)
@@ -116,7 +116,8 @@ def test_a_module_in_a_layer_that_mixes_rows_is_refused(stream):
 
 
 def test_products_of_a_replaced_module_are_computed(stream):
-    """The products of the module that was replaced were skipped."""
+    """Replays can skip the products of the replaced module, and must compute
+    those of the new module."""
     model, plain = tiny(), tiny()
     stream(model)
     for _ in range(2):
@@ -182,8 +183,7 @@ def test_another_head_is_exact(stream):
     assert made.stats().steps == 2
 
 
-def test_the_random_state_and_gradients_are_unchanged_by_a_new_probe(stream):
-    """The probe changes neither the random state nor gradients."""
+def test_a_new_probe_changes_no_random_state_and_no_gradient(stream):
     model = tiny()
     stream(model)
     first = run(model, batch())

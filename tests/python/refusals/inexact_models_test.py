@@ -1,7 +1,5 @@
-"""stream() refuses models that it cannot run exactly, with an error that names
-the reason. Guards also against models that gave wrong results without an
-error.
-"""
+"""Models that stream() cannot run exactly by chunks run whole, or are refused
+with an error that names the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +65,8 @@ class Positions(Mlp):
 
 
 class LatePositions(Mlp):
-    """Scales rows as Llama 4 scales queries, from a row the probe lacks."""
+    """Scales rows, as Llama 4 scales queries, from a row on that the probe
+    does not have."""
 
     def after(self, y, x):
         rows = torch.arange(0, x.shape[1], device=x.device)
@@ -168,7 +167,8 @@ def test_modules_that_mix_or_count_rows_run_whole(session, kind, names):
 
 
 def test_the_clearest_of_several_reasons_is_reported(session):
-    """GPT-J writes its attention out, so the registry finds none."""
+    """GPT-J does not call attention through the registry, which would be
+    another reason."""
     model = tiny("gptj", **LEARNED, attn_pdrop=0.0)
     for layer in model.transformer.h:
         layer.mlp = TokenShift(layer.mlp)
@@ -222,8 +222,8 @@ class IfLonger(Mlp):
     deep(FromRow, 71, 1024, torch.bfloat16)])
 def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
         session, kind, at, chunk, dtype):
-    """The thresholds are on a row's index or on the number of rows, within a
-    chunk or between the last chunk's rows and the others'."""
+    """A threshold is a row's index or a number of rows. It lies within a
+    chunk, or between the length of the last chunk and that of the others."""
     model = with_mlp(kind, num_hidden_layers=1,
                      max_position_embeddings=4096).to(dtype)
     model.model.layers[0].mlp.at = at
@@ -255,8 +255,8 @@ EXPERTS = {
     deep("qwen3_moe", 0), deep("mixtral", 40), deep("gpt_oss", 0)])
 def test_rounding_of_experts_is_not_taken_for_a_threshold(
         session, monkeypatch, kind, padding):
-    """Rounding may send a row to another expert. If that happens to one row of
-    padding, it happens to all of them."""
+    """Rounding may send a row to another expert, or all rows of padding at
+    once."""
     model = tiny(kind, num_hidden_layers=1, **EXPERTS[kind]).bfloat16()
     model.set_attn_implementation("eager" if kind == "gpt_oss" else "sdpa")
     sluice.stream(model, session=session, chunk=200, check="always")
@@ -391,8 +391,8 @@ def test_an_unknown_argument_as_long_as_the_sequence_is_refused(session):
 
 
 class Rounded(Wrapper):
-    """Rounds coarsely, as torchao's quantised activations, which have many
-    more values than a tiny model."""
+    """Rounds activations as torchao's quantisation does, but more coarsely,
+    because a tiny model has few values."""
 
     def forward(self, x):
         return self.inner(x) + 1e-3 * torch.sin(1e6 * x).sign()
@@ -458,7 +458,8 @@ LEARNED = dict(n_embd=32, n_layer=2, n_head=4, n_positions=512, rotary_dim=4,
 
 @pytest.mark.parametrize("kind", DROPPING)
 def test_remedies_against_attention_dropout_work(session, kind):
-    """One remedy changes this model, the other loads it with another value."""
+    """The first remedy changes the model. The second remedy loads the model
+    with another value."""
     changes = {**LEARNED, **DROPPING[kind]}
     model = tiny(kind, **changes)
     with pytest.raises(Unsupported, match="attention dropout of 0.1") as said:
@@ -484,7 +485,7 @@ def test_router_logits_of_a_model_without_routers_are_refused(session):
                       chunk=16)
 
 
-def test_a_model_without_the_registry_is_refused(session):
+def test_a_model_without_decoder_layers_is_refused(session):
     with pytest.raises(Unsupported, match="no list of decoder layers"):
         sluice.stream(nn.Linear(3, 3), session=session)
 

@@ -1,5 +1,5 @@
-"""User's changes of layers are exact, or refused with an error that names
-them."""
+"""Layers that users have changed are exact, run whole, or are refused by name.
+"""
 
 from __future__ import annotations
 

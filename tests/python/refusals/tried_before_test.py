@@ -1,5 +1,5 @@
-"""A model that is made like one that was probed in this process is not probed
-again; a model that differs in anything is."""
+"""A model is not probed if this process has probed an equal model. A model that
+differs in anything is probed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ CHANGES = {
 
 @pytest.fixture
 def tried(session, monkeypatch):
-    """Streams a model after one like `tiny()`; any further probe raises."""
+    """Returns a function that streams a model after `tiny()`. A probe of that
+    model raises."""
     def stream(model):
         sluice.stream(tiny(), session=session, quiet=True).unstream()
         monkeypatch.setattr("sluice.proof.probe.probe_layer", refuse)
@@ -55,7 +56,7 @@ def refuse(*_):
     raise sluice.Unsupported("layer", "it is tried again")
 
 
-def test_a_model_that_is_made_alike_is_exact(tried):
+def test_an_equal_model_is_exact_without_a_probe(tried):
     model = tiny()
     with torch.no_grad():
         for parameter in model.parameters():
@@ -66,7 +67,7 @@ def test_a_model_that_is_made_alike_is_exact(tried):
     assert_same(run(model, batch()), expected)
 
 
-def test_other_settings_are_tried(tried):
+def test_a_model_with_other_settings_is_probed(tried):
     for changes in dict(rms_norm_eps=1e-5), dict(attention_bias=True), dict(
             num_hidden_layers=3), dict(rope_theta=5000.0):
         with pytest.raises(sluice.Unsupported, match="tried again"):
@@ -77,7 +78,7 @@ def test_other_settings_are_tried(tried):
         tried(model)
 
 
-def test_layers_that_run_whole_also_do_in_an_equal_model(
+def test_layers_run_whole_in_an_equal_model_without_a_probe(
         session, monkeypatch):
     def streamed(model):
         stream = sluice.stream(model, session=session, chunk=16, quiet=True)

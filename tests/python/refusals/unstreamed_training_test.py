@@ -1,5 +1,6 @@
-"""A model never trains unstreamed without a message: changes of a model around
-stream() are exact and streamed, refused by name, or reported once."""
+"""A model never trains unstreamed without a message. After a change of the
+model, training is streamed and exact, refused by name, or reported once as
+unstreamed."""
 
 from __future__ import annotations
 
@@ -95,8 +96,8 @@ def test_prefix_tuning_is_refused_in_stream_by_name(stream):
                        match="'default' \\(prefix_tuning\\).*LoRA"):
         stream(model)
     assert all("forward" not in vars(m) for m in model.modules())
-    # An adapter added after stream() is refused in the step that it passes a
-    # cache to.
+    # An adapter added after stream() is refused in its first step, because it
+    # passes a cache.
     model = tiny()
     stream(model)
     with pytest.raises(sluice.Unsupported, match="past_key_values in trai"):
@@ -275,8 +276,8 @@ def test_a_larger_vocabulary_is_exact(stream):
 # --- uses of autograd and threads --------------------------------------------
 
 def test_gradients_of_gradients_are_refused(stream):
-    """Torch would omit the model's part if another loss has a second
-    derivative."""
+    """If they were not refused, torch would omit the model's part when another
+    loss has a second derivative."""
     model = tiny()
     stream(model)
     loss = model(**batch()).loss + (model.lm_head.weight ** 3).sum()
@@ -284,7 +285,7 @@ def test_gradients_of_gradients_are_refused(stream):
         torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
 
 
-def test_threads_take_turns(stream):
+def test_threads_may_train_a_model_in_turns(stream):
     """A forward of one thread may run between a forward and a backward of
     another."""
     model, plain, seeds = tiny(), tiny(), range(4)

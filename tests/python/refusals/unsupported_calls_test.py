@@ -14,14 +14,15 @@ from sluice import Unsupported
 
 
 def of_parameters(model):
-    """Returns the loss as a function of the model's parameters, and these."""
+    """Returns the loss as a function of the model's parameters, and the
+    parameters."""
     return (lambda given: functional_call(model, given, (), batch()).loss,
             {n: p.detach() for n, p in model.named_parameters()})
 
 
 def of_rows(model):
     """Returns a sum of the decoder's output as a function of embeddings, and
-    these."""
+    embeddings."""
     return (lambda x: model.model(inputs_embeds=x, use_cache=False
                                   ).last_hidden_state.sum(),
             torch.randn(2, 75, 32))
@@ -49,7 +50,7 @@ def test_torch_func_is_refused_by_name(session, name, what):
     stream.unstream()
 
 
-def test_torch_func_over_layers_of_one_s_own_is_refused_by_name(session):
+def test_torch_func_over_the_users_own_layers_is_refused(session):
     model, ids = titan(), tokens()
     stream = sluice.stream(layers=model.layers, attention="sdpa",
                            rows={"freqs_cis": 0}, chunk=16, session=session,
@@ -123,7 +124,7 @@ class Needy(type(tiny())):
         return super().forward(input_ids=input_ids + style, **rest)
 
 
-def test_a_failure_of_the_stream_s_own_is_not_swallowed(session, monkeypatch):
+def test_a_failure_of_the_stream_itself_is_raised(session, monkeypatch):
     """Guards against ignoring the stream's own failure if the model alone
     works."""
     def broken(*_):

@@ -1,5 +1,5 @@
-"""Evaluation of a streamed model in Trainer, by loss and by metrics, and uses
-of logits, which are computed when they are read."""
+"""Tests evaluation of a streamed model in Trainer, and uses of logits, which
+are computed when they are read."""
 
 from __future__ import annotations
 
@@ -167,7 +167,8 @@ OTHERS = ("gemma2", {"sliding_window": 20}), ("gpt_neox", {"head_dim": None})
     *(("of both", *other) for other in OTHERS),
     *(deep(name, *other) for name in LOSSES for other in OTHERS
       if name != "of both")])
-def test_losses_of_logits_are_trained_on(session, name, kind, changes):
+def test_losses_of_logits_have_the_plain_gradients(session, name, kind,
+                                                   changes):
     model = tiny(kind, **{k: v for k, v in changes.items() if v})
     plain, made = copy.deepcopy(model), []
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -199,7 +200,7 @@ def test_logits_that_cannot_be_made_any_more_are_refused(session, name,
         logits.argmax(-1)
 
 
-def test_mixed_precision_loops_leave_logits_alone(session):
+def test_mixed_precision_loops_do_not_compute_logits(session):
     """accelerate converts what a model returns in half precision to fp32."""
     model, stream = streamed(session)
     args = TrainingArguments(**settings(max_steps=2, bf16=True))

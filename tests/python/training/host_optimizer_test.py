@@ -1,4 +1,4 @@
-"""sluice.AdamW has bit-identical parameters and states to torch's AdamW."""
+"""Parameters and states of sluice.AdamW are bit-identical to torch's AdamW."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def layers() -> nn.Module:
-    """Returns layers of each size and layout; one exceeds a small bucket."""
+    """Returns layers of different sizes and layouts. One layer is larger than
+    a bucket of 4 KiB."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Linear(33, 77), nn.Linear(77, 5, bias=False), nn.Embedding(7, 901),
@@ -104,7 +105,7 @@ def test_a_large_parameter_is_cut_into_parts_of_a_bucket(session, bucket):
     assert all(each.nbytes <= bucket for each in pair.ours._states._buckets)
 
 
-def test_groups_schedulers_and_frozen_parameters(session):
+def test_groups_and_schedulers_change_no_bit(session):
     def groups(model):
         return [dict(params=list(model[:2].parameters()), weight_decay=0.0),
                 dict(params=list(model[2:].parameters()), lr=3e-3,
@@ -117,7 +118,7 @@ def test_groups_schedulers_and_frozen_parameters(session):
     for p in frozen:
         p.requires_grad_(False)
     for i in range(6):
-        if i == 3:  # trains the frozen parameters; one has no gradient
+        if i == 3:  # the frozen parameters are trained from here on
             for p in frozen:
                 p.requires_grad_(True)
         pair.step(without={2} if i % 2 else {3})
@@ -133,7 +134,7 @@ def test_groups_schedulers_and_frozen_parameters(session):
     assert torch.equal(*more)
 
 
-def test_gradients_of_another_layout_and_dtype(session):
+def test_gradients_may_have_another_layout_and_dtype(session):
     pair = Pair(session)
     for p, twin in pair.both():
         grad = torch.randn(p.shape[::-1]).permute(*range(p.dim() - 1, -1, -1))
@@ -183,15 +184,15 @@ def test_weights_set_by_the_user_replace_their_masters(session):
     pair.same()
 
 
-# --- states ---------------------------------------------------------------------
+# --- states ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", HALVES[:2], ids=str)
 @pytest.mark.parametrize("through_file", [False, True])
-def test_a_state_goes_on_in_the_other_optimizer(session, bucket, dtype,
-                                                through_file):
-    """Each optimizer loads the other's state, and both continue
-    bit-identically."""
+def test_optimizers_continue_from_saved_states(session, bucket, dtype,
+                                               through_file):
+    """torch's AdamW loads the states of sluice.AdamW. In fp32 sluice.AdamW
+    loads torch's states, too."""
     pair = Pair(session, dtype, lr=1e-2)
     for _ in range(3):
         pair.step()
@@ -239,7 +240,7 @@ def test_a_state_without_masters_begins_at_the_weights(session):
         assert torch.equal(p, other.bfloat16())
 
 
-def test_its_own_state_can_be_loaded_into_itself(session):
+def test_an_optimizer_can_load_its_own_state(session):
     pair = Pair(session, torch.bfloat16)
     pair.step()
     pair.ours.load_state_dict(pair.ours.state_dict())
@@ -247,7 +248,7 @@ def test_its_own_state_can_be_loaded_into_itself(session):
     pair.same()
 
 
-def test_a_state_that_is_cleared_begins_anew(session):
+def test_a_cleared_state_starts_at_step_one(session):
     pair = Pair(session)
     pair.step()
     for optimizer in pair.ours, pair.torchs:
@@ -259,7 +260,7 @@ def test_a_state_that_is_cleared_begins_anew(session):
     assert not pair.ours.state
 
 
-def test_state_dicts_of_distributed_checkpoints(session):
+def test_states_of_distributed_checkpoints_are_exact(session):
     pair = Pair(session, lr=1e-2)
     for _ in range(2):
         pair.step()
@@ -300,12 +301,12 @@ def test_a_state_of_other_parameters_is_refused_and_changes_nothing(session):
     pair.same()
 
 
-# --- memory ---------------------------------------------------------------------
+# --- memory ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype, each", [(torch.float32, 8),
                                          (torch.bfloat16, 12)], ids=str)
-def test_host_bytes_are_those_that_are_promised(daemon, session, dtype, each):
+def test_host_bytes_are_those_of_the_readme(daemon, session, dtype, each):
     def leased():
         with sluice.Session(daemon.socket, job="asks") as other:
             limits = other.limits()
@@ -365,7 +366,7 @@ def test_states_that_do_not_fit_are_refused_before_any_step(session):
     optimizer.step()
 
 
-def test_a_step_that_fails_is_no_obstacle_to_the_next(session, monkeypatch):
+def test_a_step_works_after_a_failed_step(session, monkeypatch):
     monkeypatch.setattr(host_states, "BUCKET_BYTES", 4096)
     pair = Pair(session)
     pair.step()
@@ -384,7 +385,7 @@ def test_a_step_that_fails_is_no_obstacle_to_the_next(session, monkeypatch):
     pair.same()
 
 
-# --- ends -----------------------------------------------------------------------
+# --- ends --------------------------------------------------------------------
 
 
 def test_states_stay_readable_after_the_session(daemon):
@@ -427,7 +428,7 @@ def loaded():
     "    assert state['state'][0]['step'] == 2",
     "iterator = optimizer._states.stream(lambda p: True); next(iterator)",
     "if os.fork() == 0: sys.exit(0)\n    os.wait()"])
-def test_no_end_crashes_or_hangs(loaded, last):
+def test_no_end_of_the_process_crashes_or_hangs(loaded, last):
     ran = loaded.run_code("""
     import gc, os, sluice, sys, torch
     p = torch.nn.Parameter(torch.ones(1 << 20))
@@ -439,7 +440,7 @@ def test_no_end_crashes_or_hangs(loaded, last):
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_two_optimizers_at_one_daemon(daemon, monkeypatch):
+def test_two_optimizers_can_share_a_daemon(daemon, monkeypatch):
     monkeypatch.setenv("SLUICE_SOCKET", daemon.socket)
     pairs = [Pair(None) for _ in range(2)]
     for pair in pairs:
@@ -447,7 +448,7 @@ def test_two_optimizers_at_one_daemon(daemon, monkeypatch):
         pair.same()
 
 
-# --- refusals -------------------------------------------------------------------
+# --- refusals ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make, said", [
@@ -457,12 +458,12 @@ def test_two_optimizers_at_one_daemon(daemon, monkeypatch):
     (lambda p: dict(params=[dict(params=[p], lr=torch.tensor(1.0))]),
      "AdamW: lr is a tensor"),
 ])
-def test_options_that_are_not_built_are_refused_by_name(session, make, said):
+def test_unsupported_options_are_refused_by_name(session, make, said):
     with pytest.raises(sluice.Unsupported, match=said):
         sluice.AdamW(**make(nn.Parameter(torch.ones(2))), session=session)
 
 
-def test_arguments_are_refused_as_torchs(session):
+def test_invalid_arguments_are_refused(session):
     p = nn.Parameter(torch.ones(2))
     for wrong in dict(lr=-1.0), dict(lr=torch.tensor(1.0)), dict(betas=(1., 0.)):
         with pytest.raises(ValueError):
@@ -476,7 +477,7 @@ def test_arguments_are_refused_as_torchs(session):
     (lambda: torch.ones(2, dtype=torch.complex64), "a complex64 tensor"),
     (lambda: torch.ones(8)[::2], "with gaps in its memory"),
 ])
-def test_parameters_of_other_kinds_are_refused(session, parameter, said):
+def test_unsupported_parameters_are_refused(session, parameter, said):
     p = nn.Parameter(parameter())
     p.grad = torch.ones_like(p)
     with pytest.raises(sluice.Unsupported, match=f"AdamW: .*{said}"):
@@ -498,17 +499,17 @@ def test_a_loaded_group_with_an_unsupported_option_is_refused(session):
         pair.ours.load_state_dict(pair.torchs.state_dict())
 
 
-def test_copies_are_refused(session):
+def test_copies_of_an_optimizer_are_refused(session):
     pair = Pair(session)
     for call in copy.deepcopy, copy.copy, pickle.dumps:
         with pytest.raises(sluice.Unsupported, match="pickled or copied"):
             call(pair.ours)
 
 
-# --- loops of users -----------------------------------------------------------------
+# --- loops of users ----------------------------------------------------------
 
 
-def test_a_streamed_model_trains_with_it(session):
+def test_a_streamed_model_trains_as_with_torchs_adamw(session):
     def losses(make):
         model = tiny()
         stream = sluice.stream(model, session=session, chunk=16, quiet=True)
@@ -528,8 +529,8 @@ def test_a_streamed_model_trains_with_it(session):
 
 
 @pytest.mark.parametrize("given", ["optimizers", "optimizer_cls_and_kwargs"])
-def test_trainer_trains_saves_and_resumes_with_it(monkeypatch, tmp_path, daemon,
-                                                  given):
+def test_trainer_trains_saves_and_resumes_with_adamw(monkeypatch, tmp_path,
+                                                     daemon, given):
     monkeypatch.setenv("SLUICE_SOCKET", daemon.socket)
 
     def logged(kind, folder, resume=None, **options):

@@ -1,4 +1,5 @@
-"""Calls, copies, changes and failures of a streamed model in user code."""
+"""Tests calls, copies, changes and failures of a streamed model in user code.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def test_no_return_dict_gives_loss_and_logits(streamed):
     assert loss.dim() == 0 and logits.shape[:2] == (2, 75)
 
 
-def test_inference_mode_runs(streamed):
+def test_inference_mode_has_the_plain_loss(streamed):
     model = tiny()
     expected = unstreamed(model, batch()).loss
     streamed(model)
@@ -141,7 +142,7 @@ def test_a_hole_in_a_mask_is_refused(streamed, at):
     lambda b, h, q, k: (k <= q) | ((k == 41) & (q == 40)),
     lambda b, h, q, k: (k <= q) & ~((k == 40) & (q == 60)),
     lambda b, h, q, k: (k <= q) & ~((h == 1) & (k < q - 5))])
-def test_a_mask_shifted_by_one_is_found_by_the_probe(function):
+def test_a_mask_that_is_wrong_in_one_place_is_refused(function):
     with pytest.raises(sluice.Unsupported):
         masks.find(function, 1, 70, 4, torch.device("cpu"))
 
@@ -177,7 +178,7 @@ def test_a_copy_computes_with_its_own_weights_and_is_not_streamed(streamed):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_the_forwards_signature_stays(streamed):
+def test_stream_keeps_the_forwards_signature(streamed):
     model = tiny()
     before = inspect.signature(model.forward)
     streamed(model)
@@ -283,7 +284,7 @@ def test_modules_in_layers_run_compiled(streamed):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_accelerates_wrapper_comes_and_goes(streamed, keep):
+def test_accelerates_wrapper_can_be_added_and_removed(streamed, keep):
     """accelerate binds the forward that it finds to the model, and a copy of
     the model binds it, too."""
     model = tiny()
@@ -333,7 +334,7 @@ def test_hooks_inside_layers_warn_that_they_run_per_chunk(session, late):
     calls.clear()
     assert_same(run(model, batch()), unstreamed(tiny(), batch()))
     assert calls.count("layer") == 1
-    assert calls.count("mlp") >= 2 * 5  # each way has 5 chunks of 75 rows
+    assert calls.count("mlp") >= 2 * 5  # forward and backward have 5 chunks
 
 
 # --- the handle -------------------------------------------------------------
@@ -386,7 +387,7 @@ def test_layers_of_another_streamed_model_are_refused_with_a_way_out(streamed):
     deep(RuntimeError, 9), (RuntimeError, 10),
     *(deep(KeyboardInterrupt, call) for call in (1, 5, 9, 10)),
     (KeyboardInterrupt, 6)])
-def test_an_exception_in_a_layer_leaves_nothing(streamed, error, call):
+def test_an_exception_in_a_layer_leaves_no_host_bytes(streamed, error, call):
     def fail(module, args):
         fail.calls += 1
         if fail.calls == call:

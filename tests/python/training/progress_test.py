@@ -1,5 +1,5 @@
-"""Messages about long and stuck steps; and steps during which the daemon is
-killed or another job joins."""
+"""Tests messages about long and stuck steps, and steps during which the daemon
+is killed or another job joins."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_stall_is_reported_at_growing_intervals():
     looked.of.move(step, "forward", looked.layers[1], 1)
     looked.looks(14)
     assert len(looked.looks(1)) == 1  # reported again after the limit
-    del step  # a step that failed
+    del step  # as when a step fails
     gc.collect()
     assert looked.looks(500) == []
 
@@ -94,7 +94,7 @@ def test_a_hanging_layer_is_named_during_the_hang(
 
     def hang(*_):
         calls.append(0)
-        if len(calls) != 8:  # of 5 chunks each way: the third last in backward
+        if len(calls) != 8:  # chunk 3 of 5 in backward, after 5 in forward
             return
         if quiet:
             time.sleep(0.6)

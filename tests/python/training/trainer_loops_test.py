@@ -1,5 +1,5 @@
-"""Trainer's, TRL's and PEFT's loops around a streamed model log in each step
-what they log around the model itself."""
+"""Loops of Trainer, TRL and PEFT around a streamed model log in each step what
+they log around the plain model."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_each_step_logs_the_unstreamed_models_values(session, name):
 
 @pytest.mark.parametrize("share, late", [
     deep(0.0, False), (0.0, True), (0.3, False), deep(0.3, True)])
-def test_an_auxiliary_loss_of_routers(session, late, share):
+def test_router_losses_are_logged_as_unstreamed(session, late, share):
     make = sft(router_aux_loss_coef=share, max_steps=3)
     assert_equal_logs(train(make, session, tiny("mixtral", **MOE), late),
                       train(make, None, tiny("mixtral", **MOE)))
@@ -269,8 +269,7 @@ def test_documents_that_do_not_agree_are_refused(streamed, change, names):
     assert stream.stats().host_bytes == 0
 
 
-def test_a_model_whose_mask_has_no_documents_is_refused(session,
-                                                        monkeypatch):
+def test_a_mask_without_the_documents_is_refused(session, monkeypatch):
     model = tiny()
     sluice.stream(model, session=session, chunk=16)
     monkeypatch.setattr(masking_utils, "find_packed_sequence_indices",

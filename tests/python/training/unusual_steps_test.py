@@ -1,4 +1,4 @@
-"""Unusual steps of user code: each has the plain model's results."""
+"""Unusual steps of user code have the plain model's results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def graded(model: nn.Module, loss: float) -> Run:
 
 
 def lengths_that_differ(model):
-    """Some batches are shorter than a chunk, and one has one row with a label.
-    """
+    """Some batches are shorter than a chunk. The last batch has two tokens per
+    row."""
     total = 0.0
     for length in (75, 9, 40, 16, 120, 2):
         ids = batch(2, length, seed=length)["input_ids"]
@@ -114,7 +114,7 @@ def test_gradients_are_the_plain_models(session, steps, hidden):
     assert stream.stats().blocks > 0 and stream.stats().host_bytes == 0
 
 
-def test_two_models_and_two_sessions_in_one_step(session):
+def test_models_of_two_sessions_may_share_a_step(session):
     models = [tiny(), tiny("qwen3"), tiny()]
     with sluice.Session() as other:
         for model, where in zip(models, (session, session, other)):

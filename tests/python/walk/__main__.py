@@ -44,8 +44,8 @@ def _arguments() -> argparse.Namespace:
 
 
 class _Asked:
-    """Whether a signal has asked to end. This is a flag, because an exception
-    that is raised while a child is forked would be lost."""
+    """Tells whether a signal has arrived. The signals set a flag, because an
+    exception that is raised while a child is forked would be lost."""
 
     def __init__(self, *signals: int):
         self.came = False
@@ -60,7 +60,6 @@ class _Asked:
 
 
 def _say(row, done: int, of: int, trace: bool) -> None:
-    """Prints one line of progress to stderr."""
     detail = row.reason
     if row.difference is not None:
         detail = f"{row.worst} {row.difference:.1e} {detail}"
@@ -123,7 +122,7 @@ def main() -> int:
     configs.tiny("llama")  # imports what every child needs, once
     if not arguments.plain_only:
         import sluice.hf.transformers_model  # noqa: F401
-    # Loaded objects are neither searched nor copied in the children.
+    # The children's collections neither search nor copy loaded objects.
     gc.freeze()
     rows: list[judge.Row] = []
     walk = children.rows(

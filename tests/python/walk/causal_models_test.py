@@ -1,5 +1,5 @@
-"""The walk over transformers' causal models: its tables, a quick part of it,
-and wrong gradients and losses that it must find."""
+"""Tests the walk over transformers' causal models: its tables, a walk over a
+few models, and wrong gradients and losses that the walk must find."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from walk import children, compare, configs, judge, plain
 
 WALK = pathlib.Path(__file__).resolve().parent
 TABLES = {
-    # transformers: least number of exact rows, and of those with all layers by
-    # chunks
+    # version of transformers: least numbers of exact rows, and of exact rows
+    # with all layers by chunks
     "5.23.0": (180, 153),
     "4.57.1": (129, 103),
 }
@@ -139,7 +139,7 @@ def altered(step: plain.Step, name: str, by) -> plain.Step:
     lambda g: g * 1.001, torch.zeros_like, lambda g: g * float("nan"),
     lambda g: None,
 ], ids=["scaled", "zero", "nan", "missing"])
-def test_a_gradient_that_is_off_is_found(llama, by):
+def test_a_wrong_gradient_is_found(llama, by):
     own = compare.own_differences(list(llama.values()))
     eager, name = llama["few"]["eager"], "model.norm.weight"
     assert not compare.worst(eager, own, eager).exceeds()
@@ -147,7 +147,7 @@ def test_a_gradient_that_is_off_is_found(llama, by):
     assert worst.exceeds() and worst.name == name
 
 
-def test_a_loss_that_is_off_is_found(llama):
+def test_a_wrong_loss_is_found(llama):
     own = compare.own_differences(list(llama.values()))
     eager = llama["few"]["eager"]
     off = plain.Step(eager.loss * 1.001, eager.gradients, {}, False)
@@ -163,7 +163,7 @@ def test_a_buffer_counted_twice_is_found(llama):
     assert compare.moved_buffer(a, b) == "count"
 
 
-def test_plain_attentions_that_disagree_forgive_nothing(llama):
+def test_disagreeing_plain_attentions_do_not_raise_the_limit(llama):
     off = {"few": dict(llama["few"])}
     off["few"]["sdpa"] = altered(
         off["few"]["eager"], "model.norm.weight", lambda g: 2 * g)
@@ -178,7 +178,7 @@ def rows_of(function, limit_s: float = 30) -> list[judge.Row]:
         limit_s=limit_s))
 
 
-def test_a_crash_is_one_row():
+def test_a_crash_fails_one_row():
     def crash(name):
         if name == "a":
             os.abort()
@@ -189,7 +189,7 @@ def test_a_crash_is_one_row():
     assert b.verdict == judge.EXACT
 
 
-def test_a_hang_is_one_row():
+def test_a_hang_becomes_a_failed_row():
     a, b = rows_of(lambda name: time.sleep(60), limit_s=0.3)
     assert a.verdict == b.verdict == judge.FAILED
     assert "not done after 0.3 s" in a.reason

@@ -1,4 +1,4 @@
-"""How far a streamed step is from the plain one, parameter by parameter.
+"""Measures how far a streamed step is from the plain step, by parameter.
 
 A step is exact if for every parameter the difference of the gradients has a
 norm of at most max(1e-5, 5 x the plain model's own difference) of the
@@ -9,9 +9,8 @@ below 1e-6 of the whole norm consists of rounding, so its difference is
 compared with 1e-6 of the whole norm.
 
 The plain model's own difference is the larger one of two batches. It estimates
-how well conditioned the parameter is, and one batch may be a lucky case (a
-gradient that is a small rest of large sums differs by 4e-6 on one batch and by
-1e-5 on the next).
+how well conditioned the parameter is. A gradient in which large sums nearly
+cancel may differ by 4e-6 on one batch and by 1e-5 on the next.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tiny random model for each causal language model of transformers.
+"""Makes a tiny random model for each causal language model of transformers.
 
-`names()` lists them. `tiny(name)` builds one on the CPU, without a hub, in
-fp32. It has about 10 K to 100 K parameters, dropout 0, and no parameter at a
-value (0, 1) that would hide an error in its use.
+`names()` lists the names. `tiny(name)` builds a model on the CPU, without a
+hub, in fp32. The model has about 10 K to 100 K parameters, dropout 0, and no
+parameter at a value (0, 1) that would hide an error in its use.
 """
 
 from __future__ import annotations

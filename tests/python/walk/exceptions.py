@@ -1,5 +1,5 @@
-"""What single models need in addition to the table of sizes, with the reasons.
-"""
+"""Configuration fields that single models need besides the table of sizes, and
+models that cannot be built."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TWO_ROPES = {
     for kind in ("sliding_attention", "full_attention")
 }
 
-# An index chooses tokens, so few that some are not chosen.
+# An indexer chooses tokens. Its budget is small, so that it leaves some out.
 _INDEXER = {
     "eos_token_id": 2,
     "indexer_kv_heads": 1,
@@ -23,8 +23,8 @@ _INDEXER = {
     "hc_lowrank": 8,
 }
 
-# Heads have another size in layers with full attention. The configuration
-# takes that size as an argument that is none of its fields.
+# Heads have another size in layers with full attention. That size is an
+# argument of the configuration, but not a field.
 _GEMMA4 = {"global_head_dim": 16, "num_kv_shared_layers": 2}
 
 # Layers with a window have separate sizes, which are passed in addition to the
@@ -57,7 +57,7 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "rope_parameters": _TWO_ROPES,
     },
-    # The nested configurations contain fields that others have at the top.
+    # Its nested configurations have fields that are at the top in other models.
     "dbrx": {
         "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10_000.0},
         "ffn_config": {"moe_top_k": 2},

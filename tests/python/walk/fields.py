@@ -1,8 +1,8 @@
 """The table of sizes: the value of each configuration field, by its name.
 
-A tiny model is made from the fields of its configuration class; a field that
+A tiny model is made from the fields of its configuration class. A field that
 is not listed here keeps its default. Fields that only one model has, or that
-need another value there, are in `exceptions.py`.
+need another value in one model, are in `exceptions.py`.
 """
 
 from __future__ import annotations

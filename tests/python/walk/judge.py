@@ -1,5 +1,4 @@
-"""Determines the verdict on one name: runs it plain, then streamed, and
-compares."""
+"""Judges one name: runs its model plain, then streamed, and compares."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ BAD = (WRONG, FAILED)
 
 @dataclasses.dataclass
 class Row:
-    """One name of the table."""
+    """The table's row of one name."""
 
     name: str
     model_class: str
@@ -53,9 +52,9 @@ def _fail(row: Row, where: str, error: BaseException) -> None:
 
 
 def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
-    """Returns steps of the plain model by attention: eager, then SDPA. Without
-    SDPA the first one is the eager step in fp64 or, if some operators support
-    only fp32, a step with weights that differ by rounding.
+    """Returns steps of the plain model by attention: eager, then SDPA. A model
+    without SDPA has a step in fp64 before the eager step or, if some operators
+    support only fp32, a step with weights that differ by rounding.
 
     Raises plain.Odd if the eager step cannot be compared with.
     """
@@ -89,12 +88,11 @@ def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
 def yardstick(
     row: Row, steps: dict[str, dict[str, plain.Step]]
 ) -> tuple[dict[str, float], str]:
-    """Returns the plain model's own differences, and the attention to compare
-    with.
+    """Returns the plain model's own differences, and the name of the attention
+    to compare with: "eager".
 
-    That is eager. If the model's two attentions do not compute the same, it is
-    the one that the streamed model was loaded with, and the own differences
-    count as zero.
+    If the model's two attentions do not compute the same, returns differences
+    of zero, and the attention that the streamed model is loaded with.
     """
     own = compare.own_differences(list(steps.values()))
     if max(own.values()) <= compare.DISAGREE:
@@ -108,7 +106,7 @@ def yardstick(
 def _stream_and_compare(
     row: Row, session: object, steps: dict[str, dict[str, plain.Step]]
 ) -> None:
-    """Streams a fresh model on each of both batches, and compares."""
+    """Streams a new model on each of the two batches, and compares."""
     import sluice
 
     row.verdict = EXACT
@@ -128,8 +126,7 @@ def _stream_and_compare(
         if here.ratio > worst.ratio:
             worst = here
         moved = compare.moved_buffer(reference, found)
-        # Without the first condition (steps) the walk could compare the plain
-        # model with itself.
+        # If no step was streamed, the plain model was compared with itself.
         if stats.steps == 0 or (stats.blocks == 0 and not whole
                                 and row.kind != "state space"):
             row.verdict, row.reason = WRONG, "no attention block ran streamed"

@@ -1,6 +1,6 @@
 """The kind of a model: decoder, hybrid, state space, encoder …
 
-`decoder` and `hybrid` are the decoder-only ones. A hybrid has layers that mix
+`decoder` and `hybrid` are decoder-only models. A hybrid has layers that mix
 tokens by recurrence or convolution, in addition to or in place of attention.
 """
 

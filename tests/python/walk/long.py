@@ -1,12 +1,12 @@
-"""The verdict on one name at 8,400 tokens. Finds effects that begin late, or
-need layers that see more rows than a probe or a chunk of the quick walk has.
+"""Judges one name at 8,400 tokens. Finds effects that begin at a late row, or
+that need more rows than a probe or a chunk of the quick walk has.
 
 Llama 4 scales queries from row 8,192 on; other models change their rotary
-embeddings beyond the length that they were trained with. Labels are on the
-last eighth of the rows, so that effects there are not lost among all others.
-The result is compared with the plain model with SDPA, or with eager attention
-and checkpointing if the model has no SDPA. Eager attention without
-checkpointing would hold [heads, S, S] several times.
+embeddings beyond the length that they were trained with. Only the last eighth
+of the rows has labels, so that effects in these rows show. The result is
+compared with the plain model with SDPA, or with eager attention and
+checkpointing if the model has no SDPA. Eager attention without checkpointing
+would hold [heads, S, S] several times.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The plain model's own step, with which the streamed step is compared.
+"""Runs the plain model's step, with which the streamed step is compared.
 
 The same tokens and labels pass through the model with eager attention and, if
-it has it, with SDPA. The difference of these two steps shows how well
+the model has it, with SDPA. The difference of these two steps shows how well
 conditioned each parameter's gradient is.
 """
 
@@ -30,8 +30,8 @@ class Step:
 
 
 class Odd(Exception):
-    """A plain model that cannot be compared with: NaN, or no gradient at all.
-    """
+    """The plain model's loss or gradients are not finite, or all gradients are
+    zero."""
 
 
 def batch(left_out: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -84,7 +84,7 @@ def norm(gradients: dict[str, torch.Tensor | None]) -> float:
 
 
 def check(found: Step) -> None:
-    """Raises Odd if the step's values cannot be compared with."""
+    """Raises Odd if a streamed step cannot be compared with this step."""
     total = norm(found.gradients)
     if not (total > 0 and total < float("inf")):
         raise Odd(f"plain gradients have norm {total}")

@@ -1,4 +1,4 @@
-"""The table as Markdown and JSON."""
+"""Writes the table as Markdown and JSON."""
 
 from __future__ import annotations
 
