@@ -8,9 +8,7 @@
 // with an earlier one of another stream that it has not seen, if one of the two
 // writes.
 //
-// Only bookkeeping.
-//
-// Thread safety: none; the world locks.
+// Thread safety: none; callers hold the world's lock.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@
 
 #include "tests/fake_cuda/runtime_calls.h"
 
-// Asks for the destruction: for processes with torch's libtorch_cuda.so.
+// Asks for the destruction. Processes with torch's libtorch_cuda.so call it.
 extern "C" [[gnu::visibility("default")]] void fake_cudart_torch_keeps();
 
 namespace sluice::fake_cuda {
@@ -24,7 +24,7 @@ void ForgetKept(StreamPointer stream);
 void ForgetKept(EventPointer event);
 // Destroys the kept objects at the end, while their contexts are held.
 void DestroyKept();
-// Frees memory of memory_calls.cc; no unfinished work may use it.
+// Frees all memory from cudaMalloc. No unfinished work may use it.
 void FreeKeptMemory();
 
 }  // namespace sluice::fake_cuda
