@@ -13,9 +13,9 @@ namespace {
 
 using ::testing::ContainsRegex;
 
-// By the rank's word, its copy was needed before it began; the link carries it
-// in half a second.
-TEST(DaemonMetrics, ACopyThatIsGrantedLaterThanItIsNeededIsCounted) {
+// The rank states that its copy was due before it began. The daemon grants all
+// of it after about half a second.
+TEST(DaemonMetrics, ACopyGrantedAfterItsDueTimeIsCounted) {
   RunningDaemon daemon(
       "[sim]\ngpus = 1\nlinks = [{name = \"slow\", h2d_bytes_per_s = 1e7, "
       "d2h_bytes_per_s = 1e7}]\n");
