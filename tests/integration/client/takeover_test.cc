@@ -28,7 +28,7 @@ bool IsFull(const client::Region& region, std::byte of) {
                      [&](std::byte each) { return each == of; });
 }
 
-// False: its daemon died before the next one could know the session.
+// Returns false if the daemon died before it had stored the session.
 bool AttachesAndWorks(const std::string& socket) {
   const auto session = client::Session::Open({.socket = socket});
   if (!session.ok()) {
