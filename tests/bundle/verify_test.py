@@ -73,7 +73,7 @@ class Passes(Verify):
                           "sluice: does not fit", planned.stdout)
 
     def test_a_busy_gpu_is_skipped_and_not_passed(self):
-        # Another process of the node holds half of GPU 1.
+        # Half of GPU 1 is held as by another process of the node.
         node = self.folder + "/node"
         os.mkdir(node)
         with open(node + "/memory-1-1-1-0", "wb+") as held:

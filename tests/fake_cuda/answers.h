@@ -1,8 +1,6 @@
 // The answers of a real driver to calls that broke an assumed rule. The fake
 // driver gives the same answers. They come from a file rules.diff (the setting
 // `rules`), which deploy/bundle's `verify` wrote on a machine with that driver.
-//
-// Thread safety: values and pure functions.
 #pragma once
 
 #include <map>

@@ -25,7 +25,7 @@ class ABSL_SCOPED_LOCKABLE Call {
  public:
   // A releasing call returns an ordered failure after the release: "this
   // function may also return error codes from previous, asynchronous launches"
-  // (cuda.h of most of them; assumed of the others).
+  // (cuda.h says so of most such calls; assumed of the others).
   enum Kind { kActs, kReleases };
 
   Call(std::string_view name, Needs needs, Kind kind = kActs)
@@ -57,7 +57,7 @@ class ABSL_SCOPED_LOCKABLE Call {
   // error.
   std::shared_ptr<StreamState> Stream(StreamPointer stream);
   EventState* Event(EventPointer event);
-  // Releases the world's lock, to wait.
+  // Releases the world's lock, so that the call may wait.
   void Unlock() ABSL_UNLOCK_FUNCTION();
 
  private:

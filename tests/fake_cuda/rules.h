@@ -1,7 +1,8 @@
 // A table of all rules that the fake driver checks of its caller.
 //
-// A call that breaks one is refused with the code of its row, and the process
-// exits with an error (world.h), even if a real driver accepts such a call.
+// A call that breaks a rule is refused with the code of the rule's row, and the
+// process exits with an error (world.h), even if a real driver accepts the
+// call.
 //
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
 //               with the comment in CUDA 13.0's cuda.h that says so

@@ -31,10 +31,10 @@
 //                          (cudaMalloc), as torch's own allocator does
 //   cublas=0               1: a thread's first matrix product in torch on a
 //                          stream takes memory and keeps it (torch/workspace.h)
-//   version=13000          of the driver
-//   compute_mode=0         of the GPUs: 3 is one process at a time (only
-//                          reported)
-//   capability=80          of the GPUs: 90 is compute capability 9.0, Hopper's
+//   version=13000          the driver's version: CUDA 13.0
+//   compute_mode=0         the GPUs' compute mode, which is only reported; 3:
+//                          one process at a time
+//   capability=80          the GPUs' compute capability; 90: 9.0, Hopper's
 //   corrupt=0              N: every N-th copy has a wrong byte
 //   forget_waits=0         1: no stream waits for an event, and a stream that
 //                          should wait has no delay from then on
@@ -44,7 +44,8 @@
 //                          CODE; a release still releases (README)
 //   rules=FILE             a real driver's answers to calls that broke an
 //                          assumed rule (answers.h), to be emulated
-//   lose=GPU               that GPU is lost for every process of the node
+//   lose=GPU               that GPU is lost for this process; a file lost-gpu0
+//                          in the node's folder loses GPU 0 for all processes
 //   kernels=FILE           the library of kernels' CPU forms (kernels/);
 //                          default: the one next to libcuda.so.1
 //   node=FOLDER            the node's files; default: a new folder, removed at

@@ -6,7 +6,7 @@
 //
 // Here they are destroyed only in a process that asks for it; in all others
 // they count as left behind. Streams without a priority, and objects made by
-// the driver itself, always count.
+// direct calls of the driver, always count.
 //
 // Thread safety: safe.
 #pragma once

@@ -24,7 +24,7 @@ ONLY_ON_CPU = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
 }
-# Operators that it calls on a GPU in their place, or in addition.
+# Operators that client/torch/backend calls on a GPU instead, or in addition.
 INSTEAD = {
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",

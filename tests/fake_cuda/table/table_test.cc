@@ -1,5 +1,5 @@
-// Regression tests of the cuda table, on the fake driver, which detects its
-// mistakes.
+// Regression tests of the cuda table, on the fake driver, which detects the
+// table's mistakes.
 #include <gmock/gmock.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
@@ -273,8 +273,7 @@ TEST_F(CudaTable, HeldOutsideOmitsOnlyTheLostGpu) {
   EXPECT_THAT(held, ElementsAre(Pair(kOnGpu1, MiB(4))));
 }
 
-// After such an error the context is useless, but the driver still ends
-// cleanly.
+// After error 700 the context is useless, but the driver still ends cleanly.
 TEST_F(CudaTable, ALostContextStaysUnavailable) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,

@@ -256,9 +256,6 @@ TEST_F(FakeTorch, HostTensorsAreRefusedAsOperands) {
   EXPECT_THROW(at::mm(at::ones({4, 4}).to(kGpu), at::ones({4, 4})), c10::Error);
 }
 
-// --- attention
-// -----------------------------------------------------------------
-
 struct Heads {
   at::Tensor q, k, v, gradient;
 };

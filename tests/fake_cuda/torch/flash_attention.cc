@@ -1,7 +1,7 @@
 // CUDA's flash attention: its signatures, shapes and refusals. Signatures are
-// the wheel's own schemas. Its refusals and the layout of results are assumed,
-// except for windows: their position, and the result of a row without keys, are
-// documented by flash-attention's README and by mha_fwd of torch's flash_api.
+// the wheel's own schemas. The refusals and the layout of results are assumed.
+// The position of windows, and the result of a row without keys, are documented
+// by flash-attention's README and by mha_fwd of torch's flash_api.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 

@@ -316,7 +316,7 @@ gpu_links = ["x"]
 TEST(ClientIntegration, PrefetchesGoBeforeOffloadsOnASharedLink) {
   Copied copied;
   // Tries again if the machine delayed the daemon's heartbeat by 20 ms, or kept
-  // one of the ranks from the CPU for longer than its window.
+  // a thread of the rank from the CPU for longer than its window.
   for (int attempt = 0; attempt < 20; ++attempt) {
     copied = TakeGrantsBothWays();
     if (copied.h2d + copied.d2h < 100e6 && copied.h2d > 70e6 &&

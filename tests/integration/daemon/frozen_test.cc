@@ -91,7 +91,6 @@ TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against ending every session and giving up the memory.
 TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();

@@ -32,7 +32,7 @@ RunningDaemon::RunningDaemon(const std::string& toml,
   if (toml.find("[http]") == std::string::npos) {
     file << "[http]\nlisten = \"\"\n";
   }
-  // Tests and benches kill it too often for the default.
+  // Tests and benches kill the daemon more often than the default allows.
   if (kept_) file << "[restart]\nfreeze_after = 0\n";
   if (toml.find("[device]") == std::string::npos) {
     file << "[device]\ndriver = \"sim\"\n";

@@ -93,7 +93,7 @@ TEST_F(HttpAttack, AnEndlessChunkedBodyIsCutOff) {
       "8\r\n01234567\r\n");
 }
 
-// Guards against /metrics that three such connections block.
+// Guards against three such connections that block /metrics.
 TEST_F(HttpAttack, SlowSendersDelayNoOtherRequest) {
   std::vector<UniqueFd> tricklers;
   for (int i = 0; i < 12; ++i) tricklers.push_back(HttpConnect(address_));
@@ -121,7 +121,6 @@ TEST_F(HttpAttack, IdleConnectionsDelayNoOtherRequest) {
   ExpectSmall();
 }
 
-// An honest rank is served during the attack.
 TEST_F(HttpAttack, AnswersThatAreNeverReadCostLittle) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
                               RawClient::Connect(daemon_.socket()));

@@ -49,7 +49,7 @@ class KeptDaemon {
   ChildResult CheckState(const std::string& program = "sluiced",
                          const std::string& config = "sluiced.toml") const;
 
-  // Receives and answers no message of the daemon until its death or Answer.
+  // Receives no message of the daemon until Answer or the daemon's death.
   void Ignore();
   // Ends Ignore. Messages sent since then are received, too.
   void Answer();

@@ -23,7 +23,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A name that no stored descriptor has: this socket is passed at each start.
+// The name of the .socket unit's descriptor, which is passed at each start. No
+// stored descriptor has it.
 constexpr char kUnit[] = "sluiced.socket";
 
 class SessionSocket : public ::testing::Test {

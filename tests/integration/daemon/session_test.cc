@@ -266,7 +266,6 @@ TEST(DaemonDeath, SessionsThatEndTogetherAreClosedBeforePeersAreTold) {
                                            daemon.socket(), "events"})
                                  ->Join()
                                  .out;
-  // Both sessions are closed before any client is notified of a death.
   EXPECT_LT(events.rfind("closed its session"),
             events.find("killed by signal 9"))
       << events;

@@ -64,7 +64,6 @@ TEST_F(Versions, TheNextDaemonAgreesOnTheClientsNewestProtocol) {
                        HasSubstr("upgrade the daemon")));
 }
 
-// Leases and sessions survive in both directions.
 TEST_F(Versions, RanksStayAttachedToTheNextVersionAndBack) {
   daemon_.Start();
   RawClient rank = Attached();

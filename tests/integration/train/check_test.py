@@ -46,7 +46,7 @@ SHAPES = [
     "--heads 2 --kv-heads 1 --seq-len 333 --chunk 63 --ranks 4 --alpha 0.5",
     "--heads 2 --seq-len 130 --chunk 32 --ranks 3 --alpha auto",
 ]
-# Indices of shapes that have each number of ranks, model and order. The C++
+# Indices of shapes that cover all numbers of ranks, models and orders. The C++
 # tests of the streamed step have all shapes, so the rest runs only with --deep.
 FEW = (0, 2, 5, 6, 8, 13, 16, 17)
 # The shapes for which alst is compared with plain torch.

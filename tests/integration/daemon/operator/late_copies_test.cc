@@ -36,7 +36,8 @@ TEST(DaemonMetrics, ACopyGrantedAfterItsDueTimeIsCounted) {
                                            daemon.socket(), "status"})
                                  ->Join()
                                  .out;
-  // Late for 0.1 s, or up to the half second where this test was held up.
+  // The copy is late by 0.1 s, or by up to half a second if the test was
+  // delayed.
   EXPECT_THAT(status, ContainsRegex("demo +0/1 .* 0 to, 1 from: 0\\.[0-6]"));
   munmap(page, sizeof(GrantUse));
 }
