@@ -47,7 +47,7 @@ using KernelCode =
 void Launch(const std::string& name, const Tensors& reads,
             const Tensors& writes, KernelCode code);
 // Launches a kernel and waits for it, without telling the race detector. For
-// sizes of results, which a real operator may know without computing them.
+// sizes and numbers that an operator must return to its caller.
 void LaunchAndLook(const std::string& name, const Tensors& reads,
                    const Tensors& writes, KernelCode code);
 // Returns the number of LaunchAndLook calls in this process.
