@@ -32,26 +32,26 @@ class Environment(unittest.TestCase):
         _, said = run("torch", "/no/socket")
         self.assertRegex(said or "passed", reason)
 
-    def test_an_old_python(self):
+    def test_an_old_python_is_reported(self):
         with mock.patch.object(sys, "version_info", (3, 9, 0)):
             self.finds(r"Python is 3\.9, and Sluice needs 3\.10")
 
-    def test_no_torch(self):
+    def test_a_missing_torch_is_reported(self):
         with mock.patch.dict(sys.modules, {"torch": None}):
             self.finds("no torch that loads .*--python")
 
-    def test_an_old_torch(self):
+    def test_an_old_torch_is_reported(self):
         with mock.patch.dict(sys.modules, {"torch": a_torch("2.9.1")}):
             self.finds("torch 2.9.1 is too old: install 2.10 or newer")
 
-    def test_a_torch_without_cuda(self):
+    def test_a_torch_without_cuda_is_reported(self):
         with mock.patch.dict(sys.modules, {"torch": a_torch(cuda=None)}):
             self.finds("built without CUDA: install one")
 
-    def test_a_torch_that_sees_no_gpu(self):
+    def test_a_torch_that_sees_no_gpu_is_reported(self):
         self.finds("sees no GPU .*driver")
 
-    def test_an_operator_without_a_cuda_kernel(self):
+    def test_an_operator_without_a_cuda_kernel_is_reported(self):
         has = torch._C._dispatch_has_computed_kernel_for_dispatch_key
         with mock.patch.object(found, "find_gpu"), mock.patch.object(
                 torch._C, "_dispatch_has_computed_kernel_for_dispatch_key",
@@ -65,8 +65,8 @@ class Attention(unittest.TestCase):
     blocks, and one kernel's results are replaced by wrong ones."""
 
     def attend(self, wrong_kernel="", first_wrong=None):
-        """Returns the reason of the failure; `first_wrong(block)` computes the
-        result of the wrong kernel."""
+        """Returns (the reason of the failure or "", what the check recorded).
+        `first_wrong(block)` computes the result of `wrong_kernel`."""
         block, inputs = kernels._block, kernels._qkv
 
         def computed(q, k, v, mask, kernel="auto", **options):
@@ -102,26 +102,26 @@ class Attention(unittest.TestCase):
             return [o, lse, dq * factor, *rest]
         return wrong
 
-    def test_a_needed_kernel_that_does_not_run(self):
+    def test_a_needed_kernel_that_does_not_run_fails(self):
         said, _ = self.attend("flash", self.fails)
         self.assertRegex(said, "flash attention does not run on this GPU")
 
-    def test_a_kernel_that_nobody_needs_does_not_run(self):
+    def test_an_optional_kernel_need_not_run(self):
         said, value = self.attend("cudnn", self.fails)
         self.assertEqual(said, "")
         self.assertIn("no kernel image", value["blocks"]["cudnn bf16"])
 
-    def test_a_needed_kernel_that_is_wrong(self):
+    def test_a_wrong_needed_kernel_fails(self):
         said, _ = self.attend("efficient", self.dq_by(1.02))
         self.assertRegex(said, "efficient attention gives a dq that is")
 
-    def test_a_kernel_that_is_asked_for_and_wrong(self):
+    def test_a_wrong_optional_kernel_fails(self):
         said, _ = self.attend("cudnn", self.dq_by(1.2))
         self.assertRegex(said, "cudnn attention gives a dq that is")
 
 
 class Gpu(unittest.TestCase):
-    def test_a_product_that_is_wrong(self):
+    def test_a_wrong_product_is_reported(self):
         ones = torch.ones(64, 64)
         gpu = types.SimpleNamespace(name="a GPU", major=9, minor=0)
         for factor, said in ((1, None), (2, "a product of ones on a GPU")):

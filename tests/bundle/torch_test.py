@@ -70,7 +70,7 @@ class OfTorch(Verify):
 
 
 class Passes(OfTorch):
-    def test_runs_are_as_the_cpus_and_take_what_is_promised(self):
+    def test_training_and_memory_pass(self):
         checks = self.verify("--only", "training,memory", "--python",
                              self.python(), fake=NODE)
         self.assertEqual(self.status, 0, self.said)
@@ -82,7 +82,7 @@ class Passes(OfTorch):
             self.assertGreater(run["leased"], 0)
         self.nothing_runs()
 
-    def test_speeds_are_told_and_which_kernel_is_the_fastest(self):
+    def test_throughput_reports_speeds_and_the_fastest_kernel(self):
         checks = self.verify("--only", "throughput", "--python", self.python(),
                              fake=NODE)
         self.assertEqual(self.status, 0, self.said)
@@ -109,7 +109,7 @@ class Passes(OfTorch):
         self.assertIn("cudnn", cudnn[0]["why_not"].lower())
         self.nothing_runs()
 
-    def test_all_pass_and_say_nothing_of_the_machine(self):
+    def test_torch_and_gradients_pass_and_name_no_machine(self):
         checks = self.verify("--only", "torch,gradients", "--python",
                              self.python(), fake=LATE)
         for name, check in checks.items():
@@ -142,7 +142,7 @@ class Passes(OfTorch):
                 self.assertNotIn(told, text, name)
         self.nothing_runs()
 
-    def test_the_first_gpu_that_nobody_uses_is_asked(self):
+    def test_the_first_free_gpu_is_used(self):
         node = self.folder + "/node"
         os.mkdir(node)
         with open(node + "/memory-1-0-1-0", "wb+") as held:  # a lease of GPU 0
@@ -155,44 +155,44 @@ class Passes(OfTorch):
 
 
 class Torch(OfTorch):
-    def test_an_old_python(self):
+    def test_an_old_python_fails(self):
         self.finds("torch", r"Python is 3\.9, and Sluice needs 3\.10",
                    "import sys\nsys.version_info = (3, 9, 0)\n")
 
-    def test_no_torch(self):
+    def test_a_missing_torch_fails(self):
         self.finds("torch", "no torch that loads .*--python",
                    "import sys\nsys.modules['torch'] = None\n")
 
-    def test_an_old_torch(self):
+    def test_an_old_torch_fails(self):
         self.finds("torch", "torch 2.9.1 is too old: install 2.10 or newer",
                    "import torch\ntorch.__version__ = '2.9.1'\n")
 
-    def test_a_torch_without_cuda(self):
+    def test_a_torch_without_cuda_fails(self):
         self.finds("torch", "built without CUDA: install one",
                    "import torch\ntorch.version.cuda = None\n")
 
-    def test_a_torch_that_sees_no_gpu(self):
+    def test_a_torch_that_sees_no_gpu_fails(self):
         self.finds("torch", "sees no GPU .*driver", fakes=False)
 
-    def test_an_operator_without_a_cuda_kernel(self):
+    def test_an_operator_without_a_cuda_kernel_fails(self):
         self.finds("torch", "no CUDA kernel for aten::silu_backward: install",
                    HAS_NOT)
 
-    def test_attention_that_does_not_run(self):
+    def test_attention_that_does_not_run_fails(self):
         self.finds("torch", "flash attention does not run on this GPU",
                    FAILS.format("_flash_attention_forward"))
 
-    def test_attention_that_is_wrong(self):
+    def test_wrong_attention_fails(self):
         self.finds("torch", "efficient attention gives a dq that is",
                    WRONG.format("_scaled_dot_product_efficient_attention_"
                                 "backward", 1.02, 0))
 
-    def test_a_kernel_that_is_asked_for_and_wrong(self):
+    def test_a_wrong_optional_kernel_fails(self):
         self.finds("torch", "cudnn attention gives a dq that is",
                    WRONG.format("_scaled_dot_product_cudnn_attention_backward",
                                 1.2, 0))
 
-    def test_a_kit_that_is_not_whole(self):
+    def test_an_incomplete_kit_fails(self):
         kit = self.folder + "/kit"
         os.makedirs(kit + "/bin")
         shutil.copy2(BIN + "/verify", kit + "/bin")
@@ -264,7 +264,8 @@ def kept(self, *args):
     return get(self, *args)
 arena.HostArena.get = kept
 """
-# The driver counts memory that belongs neither to torch nor to a lease.
+# Makes each query report more memory in use that is neither torch's nor a
+# lease's.
 ASIDE = """
 import torch
 free = torch.cuda.mem_get_info
@@ -281,52 +282,52 @@ OF_PROBE = 45
 
 
 class Gradients(OfTorch):
-    def test_a_kernel_that_is_wrong(self):
+    def test_a_wrong_kernel_fails(self):
         self.finds("gradients", "^causal, .*float32.* of its norm apart",
                    WRONG.format("_scaled_dot_product_efficient_attention_"
                                 "backward", 1.02, OF_PROBE))
 
-    def test_a_kernel_that_is_wrong_in_bf16(self):
+    def test_a_kernel_that_is_wrong_in_bf16_fails(self):
         self.finds("gradients", "causal, .*bfloat16.*plain torch's",
                    WRONG.format("_flash_attention_backward", 1.5, 0))
 
-    def test_compute_that_does_not_wait_for_copies(self):
+    def test_compute_that_does_not_wait_for_copies_fails(self):
         self.finds("gradients", "ended with status 86", NO_WAIT, fake=LATE)
 
-    def test_copies_that_fail(self):
+    def test_failing_copies_are_named(self):
         self.finds("gradients", "^causal, .*cuMemcpyAsync",
                    fake=NODE + ",fail=cuMemcpyAsync:40:999")
 
-    def test_copies_that_never_end(self):
+    def test_copies_that_never_end_fail(self):
         self.expect_hangs("gradients", "causal", (12, 36, 59), "--python",
                           self.python(), fake=NODE + ",hang=cuMemcpyAsync:9")
         self.nothing_runs()
 
 
 class Training(OfTorch):
-    def test_a_gradient_that_is_wrong_from_some_step_on(self):
+    def test_a_gradient_that_is_wrong_after_some_steps_fails(self):
         self.finds("training", r"step \d+ of 50: the loss is .* apart",
                    WRONG.format("_scaled_dot_product_efficient_attention_"
                                 "backward", 1.5, 60))
 
-    def test_updates_that_do_nothing(self):
+    def test_updates_that_do_nothing_fail(self):
         self.finds("training", "step 1 of 50: the loss", NO_UPDATE)
 
 
 class Memory(OfTorch):
-    def test_host_memory_that_is_kept(self):
+    def test_kept_host_memory_fails(self):
         self.finds("memory", "1 layers: the host held .* promised were", KEEPS)
 
-    def test_tensors_of_the_device_that_are_kept(self):
+    def test_kept_device_tensors_fail(self):
         self.finds("memory", "5 layers more take .* beside their weights",
                    HOARDS)
 
-    def test_memory_of_the_gpu_that_nobody_knows(self):
+    def test_unknown_gpu_memory_fails(self):
         self.finds("memory", "are neither torch's nor the lease's", ASIDE)
 
 
 class Throughput(OfTorch):
-    def test_a_kernel_that_nobody_needs_does_not_run(self):
+    def test_an_optional_kernel_need_not_run(self):
         checks = self.verify(
             "--only", "throughput", "--python", self.python(FAILS.format(
                 "_scaled_dot_product_cudnn_attention")), fake=NODE)
@@ -336,12 +337,12 @@ class Throughput(OfTorch):
         self.assertIn("no kernel image", cudnn[0]["why_not"])
         self.assertNotIn("cudnn", speed["fastest"]["bf16"])
 
-    def test_a_kernel_that_is_asked_for_and_wrong(self):
+    def test_a_wrong_optional_kernel_fails(self):
         self.finds("throughput", "cudnn attention gives a dq that is",
                    WRONG.format("_scaled_dot_product_cudnn_attention_backward",
                                 1.2, 0))
 
-    def test_a_step_that_does_not_run(self):
+    def test_a_step_that_does_not_run_fails(self):
         self.finds("throughput", "a step by flash attention: .*no kernel image",
                    FAILS.format("_flash_attention_backward"))
 

@@ -25,7 +25,7 @@ from kit import BIN, FAKE, ROOT, Verify
 OF_TORCH = {"torch", "gradients", "training", "memory", "throughput"}
 
 class Passes(Verify):
-    def test_on_two_gpus_and_says_nothing_of_the_machine(self):
+    def test_all_checks_pass_and_name_no_machine(self):
         checks = self.verify()
         for name, check in checks.items():
             self.assertEqual(set(check), {"name", "status", "seconds", "value",
@@ -72,8 +72,8 @@ class Passes(Verify):
             self.assertIn("llama-8b on 1 x measured-fake-gpu, 128K tokens, "
                           "sluice: does not fit", planned.stdout)
 
-    def test_a_busy_gpu_is_left_alone_and_not_passed(self):
-        # Another process of the node holds half of GPU 1.
+    def test_a_busy_gpu_is_skipped_and_not_passed(self):
+        # Half of GPU 1 is held as by another process of the node.
         node = self.folder + "/node"
         os.mkdir(node)
         with open(node + "/memory-1-1-1-0", "wb+") as held:
@@ -86,7 +86,7 @@ class Passes(Verify):
         self.assertEqual(list(checks["conformance"]["value"]), ["gpu0"])
         self.assertEqual(self.status, 3, self.said)
 
-    def test_a_limit_of_locked_memory_is_said_with_its_remedy(self):
+    def test_a_limit_of_locked_memory_is_reported_with_its_remedy(self):
         checks = self.verify(
             "--only", "doctor", before=lambda: resource.setrlimit(
                 resource.RLIMIT_MEMLOCK, (65536, 65536)))
@@ -96,7 +96,7 @@ class Passes(Verify):
         self.assertIn("at most 64 KiB", line["said"])
         self.assertEqual(line["fix"], "prlimit --pid $$ --memlock=unlimited")
 
-    def test_what_is_typed_wrong_is_one_line(self):
+    def test_a_wrong_argument_gives_one_line(self):
         for arguments, said in (
                 (["--only", "moon"], "there is no check 'moon'"),
                 (["--python", "/usr/bin/no-python"], "no such program"),
@@ -111,8 +111,7 @@ class Passes(Verify):
 
 
 class Rules(Verify):
-    """The fake can play the rules diff that the check records; the check then
-    records the same diff again."""
+    """The check records a rules diff, which the fake driver can play."""
 
     def ask(self, fake):
         checks = self.verify("--only", "rules", fake=fake)
@@ -123,7 +122,7 @@ class Rules(Verify):
             value["diff"])
         return value
 
-    def test_the_fake_answers_as_it_is_assumed(self):
+    def test_the_fake_answers_as_assumed(self):
         value = self.ask("gpus=2")
         self.assertEqual(value["differs"], [])
         answered = [line for line in value["diff"].splitlines()
@@ -133,7 +132,8 @@ class Rules(Verify):
         self.assertEqual(value["not_asked"], [])
         self.assertEqual(len(answered), assumed)
 
-    # A different code for every assumed rule that has one.
+    # Answers that differ from the assumed ones: (the call's code, the code of
+    # a later wait).
     PLAYED = {"NotForked": (801, 0), "ReleaseNeedsContext": (0, 0),
               "WholeMemory": (0, 0), "UnmapIdle": (0, 0),
               "FreeUnmapped": (0, 0), "RegisterWritable": (801, 0),
@@ -141,7 +141,7 @@ class Rules(Verify):
               "CopyAccess": (0, 700), "CopyOneRegistration": (0, 0),
               "OperationPinned": (0, 700), "FillPinned": (0, 0)}
 
-    def test_what_another_driver_answers_goes_round(self):
+    def test_a_played_diff_is_recorded_again(self):
         lines = self.ask("gpus=2")["diff"].splitlines(keepends=True)
         for i, line in enumerate(lines):
             name, *_ = line.split()
@@ -156,7 +156,7 @@ class Rules(Verify):
         self.assertEqual(value["diff"], "".join(lines))
         self.assertEqual(len(value["differs"]), len(self.PLAYED))
 
-    def test_what_a_driver_answered_is_played(self):
+    def test_measured_answers_are_played(self):
         folder = ROOT + "/tests/fake_cuda/measured/"
         for name in os.listdir(folder):
             with open(folder + name) as file:
@@ -170,7 +170,7 @@ class Rules(Verify):
                 if "answer=" in wanted:
                     self.assertEqual(line, wanted)
 
-    def test_one_gpu_is_not_asked_what_needs_two(self):
+    def test_rules_that_need_two_gpus_are_skipped_on_one(self):
         checks = self.verify("--only", "rules", fake="gpus=1")
         self.assertEqual(checks["rules"]["status"], "skipped")
         self.assertRegex(checks["rules"]["reason"], "StreamOfContext.*2 GPUs")
@@ -187,53 +187,53 @@ class Rules(Verify):
 class Faults(Verify):
     """Each injected fault makes the check that must detect it fail."""
 
-    def test_no_driver(self):
+    def test_a_missing_driver_fails_doctor(self):
         self.expect_fails("doctor", "libcuda.so.1", fake=None)
 
-    def test_a_driver_that_does_not_start(self):
+    def test_a_driver_that_does_not_start_fails_doctor(self):
         self.expect_fails("doctor", "cuInit", fake="fail=cuInit:1:999")
 
-    def test_a_lost_gpu(self):
+    def test_a_lost_gpu_fails_doctor(self):
         self.expect_fails("doctor", "DEVICE_UNAVAILABLE", fake="gpus=2,lose=1")
 
-    def test_an_exclusive_gpu_has_its_remedy(self):
+    def test_an_exclusive_gpu_fails_doctor_with_a_remedy(self):
         self.expect_fails("doctor", r"compute mode.*remedy: nvidia-smi "
                           r"-i GPU-\S+ -c 0$", fake="compute_mode=3")
 
-    def test_a_granularity_that_cannot_be_lent(self):
+    def test_a_large_granularity_fails_doctor(self):
         self.expect_fails("doctor", "granularity is 3145728 bytes",
                           fake="gpu_granularity_kib=3072")
 
-    def test_a_call_that_fails(self):
+    def test_a_failing_call_fails_conformance(self):
         self.expect_fails("conformance", "cuMemMap",
                           fake="fail=cuMemMap:2:999")
 
-    def test_copies_with_a_wrong_byte(self):
+    def test_a_wrong_byte_fails_conformance(self):
         self.expect_fails("conformance", "GPU 0", fake="corrupt=3")
 
-    def test_links_that_lose_bytes(self):
+    def test_a_wrong_byte_fails_links(self):
         self.expect_fails("links", "GPU 0: byte .* differs after",
                           fake="gpus=2,corrupt=3")
 
-    def test_copies_that_never_end(self):
+    def test_copies_that_never_end_fail_links(self):
         self.expect_hangs("links", "GPU 0 alone to the GPU", (2, 8, 32),
                           fake="hang=cuEventQuery:3")
         self.nothing_runs()
 
-    def test_memory_of_the_dead_that_stays_taken(self):
+    def test_memory_kept_after_a_death_fails_daemon(self):
         self.expect_fails("daemon", "GPU 0: 48 MiB more are in use than before",
                           fake="keep_dead=1")
 
-    def test_memory_that_is_not_what_was_written(self):
+    def test_a_wrong_byte_fails_daemon(self):
         self.expect_fails("daemon", "the rank of GPU 0 says: byte .* is not",
                           fake="corrupt=1")
         self.nothing_runs()
 
-    def test_a_driver_that_shares_no_memory(self):
+    def test_a_driver_that_shares_no_memory_fails_daemon(self):
         self.expect_fails("daemon", "says: .*cuMemImportFromShareableHandle",
                           fake="fail=cuMemImportFromShareableHandle:1:999")
 
-    def test_a_keeper_that_keeps_nothing(self):
+    def test_a_keeper_that_keeps_nothing_fails_daemon(self):
         kit = self.folder + "/kit"
         os.mkdir(kit)
         shutil.copy2(BIN + "/verify", kit)
@@ -249,33 +249,33 @@ class Faults(Verify):
                           "knows 0 B", kit=kit)
         self.nothing_runs()
 
-    def test_streams_that_do_not_wait_for_events(self):
+    def test_streams_that_do_not_wait_fail_conformance(self):
         self.expect_fails("conformance", "GPU 0",
                           fake="forget_waits=1,jitter_us=20000")
 
-    def test_a_kernel_that_computes_something_else(self):
+    def test_a_wrong_kernel_fails_kernels(self):
         forms = FAKE + "/logf/libfake_cuda_kernels.so"
         self.expect_fails("kernels", "AgreesWithTheCpu",
                           fake="kernels=" + forms)
 
-    def test_a_kernel_that_writes_one_element_too_many(self):
+    def test_a_write_beyond_the_result_fails_kernels(self):
         forms = FAKE + "/beyond/libfake_cuda_kernels.so"
         self.expect_fails("kernels", "the kernel wrote where it has no result",
                           fake="kernels=" + forms)
 
-    def test_a_call_that_never_returns(self):
+    def test_a_call_that_never_returns_fails_conformance(self):
         # Ended by the check's own limit, or a moment later by the limit of all
         # checks.
         self.expect_fails("conformance", "did not end within [34]", "--limit",
                           "4", fake="hang=cuMemUnmap:1")
         self.nothing_runs()
 
-    def test_a_driver_that_never_answers(self):
+    def test_a_driver_that_never_answers_fails_doctor(self):
         self.expect_fails("doctor", "process did not end within 2 ?s", "--limit",
                           "2", fake="hang=cuDeviceGetName:1")
         self.nothing_runs()
 
-    def test_a_program_that_is_not_there(self):
+    def test_a_missing_program_fails_conformance(self):
         kit = self.folder + "/kit"
         os.mkdir(kit)
         shutil.copy2(BIN + "/verify", kit)
@@ -330,7 +330,7 @@ class Aborts(Verify):
         self.assertEqual(os.listdir(self.folder),
                          ["sluice-verify-test.tar.gz"])
 
-    def test_kill_9_leaves_one_too_and_no_process(self):
+    def test_kill_9_leaves_an_archive_and_no_process(self):
         process = self.start("--only", "doctor,conformance", fake=self.HANGS)
         self.await_check(process, "conformance")
         process.kill()
@@ -340,7 +340,7 @@ class Aborts(Verify):
         self.assertEqual(os.listdir(self.folder),
                          ["sluice-verify-test.tar.gz"])
 
-    def test_a_check_that_is_killed_is_its_own_failure(self):
+    def test_a_killed_check_fails_alone(self):
         process = self.start("--only", "conformance,doctor", fake=self.HANGS)
         pid = self.await_check(process, "conformance")
         os.kill(pid, signal.SIGKILL)

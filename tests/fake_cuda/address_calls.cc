@@ -17,7 +17,7 @@ namespace {
 
 constexpr size_t kDefaultAlignment = size_t{2} << 20;  // assumed
 
-// Maps addresses without access, which forked children do not inherit.
+// Maps addresses without access. Forked children do not inherit them.
 std::byte* Closed(size_t size, void* at = nullptr) {
   void* const range = mmap(at, size, PROT_NONE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE |

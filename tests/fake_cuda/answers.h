@@ -1,8 +1,6 @@
-// The answers of a real driver to calls that broke an assumed rule: the
-// rules.diff that deploy/bundle's `verify` made on that driver (rules=FILE).
-// The fake emulates them.
-//
-// Thread safety: values and pure functions.
+// The answers of a real driver to calls that broke an assumed rule. The fake
+// driver gives the same answers. They come from a file rules.diff (the setting
+// `rules`), which deploy/bundle's `verify` wrote on a machine with that driver.
 #pragma once
 
 #include <map>
@@ -14,11 +12,11 @@ namespace sluice::fake_cuda {
 
 struct PlayedAnswer {
   int code = 0;  // 0: the call succeeds
-  int then = 0;  // of waiting for the stream afterwards
+  int then = 0;  // the code of waiting for the stream afterwards
 };
 
 // Returns the rules for which the driver's answer differs from the assumed one.
-// Another kind of file, or one of another table, ends the process. Lines
+// Ends the process if `path` is not a rules.diff of this table of rules. Lines
 // without an answer change nothing.
 std::map<Rule, PlayedAnswer> ReadAnswers(const std::string& path);
 

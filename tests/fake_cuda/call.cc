@@ -69,9 +69,9 @@ void Call::Enter(Needs needs, Kind kind) {
   (kind == kReleases ? late_ : result_) = code;
 }
 
-// A call that returns that a context is lost also tells its caller that the
-// context's streams do nothing more. Running host code sees by fake_cuda_gone
-// that it must end.
+// A caller that learns of a lost context knows that the context's streams do
+// nothing more, so the host's clock joins theirs. First waits for host code
+// that still runs on them: fake_cuda_gone tells such code to end.
 void Call::SeeTheEndOf(const ContextState& context) {
   while (context.running > 0) world_.ran.Wait(world_.mutex);
   for (const auto& [handle, stream] : world_.streams) {

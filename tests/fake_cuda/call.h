@@ -15,7 +15,7 @@ enum class Needs { kNothing, kInitialised, kContext };
 
 // Holds the world's lock. The constructor makes the checks of every call: the
 // library was initialised in this process, a context is current and not lost,
-// and no failure was ordered.
+// and the setting `fail` orders no failure of this call.
 //
 //   Call call("cuMemRelease", Needs::kInitialised, Call::kReleases);
 //   if (call.failed()) return call.result();
@@ -25,7 +25,7 @@ class ABSL_SCOPED_LOCKABLE Call {
  public:
   // A releasing call returns an ordered failure after the release: "this
   // function may also return error codes from previous, asynchronous launches"
-  // (cuda.h of most of them; assumed of the others).
+  // (cuda.h says so of most such calls; assumed of the others).
   enum Kind { kActs, kReleases };
 
   Call(std::string_view name, Needs needs, Kind kind = kActs)
@@ -44,19 +44,20 @@ class ABSL_SCOPED_LOCKABLE Call {
   // Refuses a range that may not be used on this stream. The emulated driver
   // may report that later, when the stream is waited for.
   Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
-  // Records a broken rule that the emulated driver accepts. The driver's later
-  // error, if it has one, loses the contexts on those GPUs.
+  // Records a broken rule that the emulated driver accepts. If that driver
+  // reports an error later, the contexts on `gpus` are lost.
   void LoseLater(Rule rule, const std::set<int>& gpus);
-  // Returns whether a device exists, is not lost, and may be named; if not,
-  // result() is the error.
+  // Returns whether a device exists and is not lost. If not, result() is the
+  // error.
   bool CheckDevice(int device);
+  // Returns the ordered failure of a releasing call, or success.
   Result Done() const { return late_; }
   // Returns the live stream of this handle; a null handle means the current
   // context's own stream. Returns null if the call is refused; result() is the
   // error.
   std::shared_ptr<StreamState> Stream(StreamPointer stream);
   EventState* Event(EventPointer event);
-  // Releases the world's lock, to wait.
+  // Releases the world's lock, so that the call may wait.
   void Unlock() ABSL_UNLOCK_FUNCTION();
 
  private:
@@ -73,8 +74,8 @@ class ABSL_SCOPED_LOCKABLE Call {
   ContextState* context_ = nullptr;
 };
 
-// If the emulated driver accepts calls that break this rule, without a later
-// error, waits for all streams.
+// Waits for all streams if the emulated driver accepts a call that breaks this
+// rule without a later error: that driver must wait, too.
 void AwaitWhatIsPlayed(Rule rule);
 
 // Returns whether an error makes its context unusable (cuda.h: "the process

@@ -15,18 +15,18 @@ namespace sluice::fake_cuda {
 SLUICE_FAKE_CONTROL void fake_cuda_set(const char* settings);
 // Returns the current value of a numeric setting.
 SLUICE_FAKE_CONTROL long fake_cuda_setting(const char* name);
-// Moves the findings since the last call to `findings`, one per line. They no
-// longer count at the process's end.
+// Moves this process's findings into `findings`, one per line, so that they do
+// not count at the process's end.
 SLUICE_FAKE_CONTROL void fake_cuda_take_findings(std::string& findings);
 // Lists the live objects: "3 streams, 1 events".
 SLUICE_FAKE_CONTROL void fake_cuda_alive(std::string& alive);
 // Return how often a function was called, and how often a rule was broken.
 SLUICE_FAKE_CONTROL long fake_cuda_calls(const char* function);
 SLUICE_FAKE_CONTROL int fake_cuda_broken(int rule);
-// Returns the number of copies of memory that is not pinned, which are not
+// Returns the number of copies from or to pageable memory, which are not
 // asynchronous.
 SLUICE_FAKE_CONTROL long fake_cuda_pageable_copies();
-// Returns how many pieces of memory were made that network cards can reach.
+// Returns the number of allocations that network cards can reach.
 SLUICE_FAKE_CONTROL long fake_cuda_rdma_memories();
 // Revives lost contexts and forgets ordered failures, as if the process had
 // been restarted.
@@ -56,14 +56,15 @@ SLUICE_FAKE_CONTROL int fake_cuda_run(
     const std::function<void(const Views&)>& work);
 // Returns whether a GPU, or this process's context on it, is lost.
 SLUICE_FAKE_CONTROL bool fake_cuda_gone(int device);
-// Takes memory of a GPU as a library does for itself, until it is released.
-// Null: the GPU has less memory.
+// Takes `size` bytes of a GPU's memory, as a library does for its own buffers.
+// Returns null if the GPU has less free memory.
 SLUICE_FAKE_CONTROL void* fake_cuda_hold(int device, size_t size);
+// Releases memory that fake_cuda_hold took.
 SLUICE_FAKE_CONTROL void fake_cuda_let_go(void* held);
-// Returns the GPU of the thread's current context; -1: it has none.
+// Returns the GPU of the thread's current context, or -1 without a context.
 SLUICE_FAKE_CONTROL int fake_cuda_current_device();
-// Returns the GPU of an ordinal, which CUDA_VISIBLE_DEVICES may renumber; -1:
-// there is no such ordinal.
+// Returns the GPU of an ordinal, which CUDA_VISIBLE_DEVICES may renumber, or -1
+// if there is no such ordinal.
 SLUICE_FAKE_CONTROL int fake_cuda_device_of(int ordinal);
 // Returns whether this process holds that GPU's primary context.
 SLUICE_FAKE_CONTROL bool fake_cuda_has_context(int device);

@@ -1,4 +1,4 @@
-// Calls for copies.
+// Calls that copy and fill memory.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -13,8 +13,8 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// The source of a copy: a range, or the bytes of pageable memory at the time of
-// the call.
+// The source of a copy: an address, or if it is pageable its bytes at the time
+// of the call.
 struct Source {
   DevicePointer address = 0;
   std::shared_ptr<std::vector<std::byte>> staged;
@@ -46,7 +46,7 @@ void CopyNow(ContextState& context, DevicePointer to, const Source& from,
   }
 }
 
-// Runs like CopyNow.
+// Runs on the stream's thread, like CopyNow.
 void FillNow(ContextState& context, DevicePointer to, unsigned char value,
              size_t size) {
   World& world = TheWorld();

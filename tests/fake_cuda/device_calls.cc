@@ -31,9 +31,8 @@ void AtExit() {
   const size_t all = FindingsOfTheNode(world.store.folder());
   world.store.Close();
   if (all == 0 && world.findings.empty()) {
-    // Waits for the streams' threads, so that libraries do not destroy a
-    // thread's data while they destroy their own. A thread that never ends is
-    // left.
+    // Waits for the streams' threads: no library may be destroyed while a
+    // thread still destroys its thread-local data of that library.
     for (const auto& queue : world.closed) {
       queue->HasEnded(std::chrono::seconds(2));
     }

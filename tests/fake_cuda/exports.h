@@ -1,6 +1,5 @@
-// The driver's functions, declared from the product's own table. A function
-// that the product looks up but that is missing here, or has another type,
-// fails to compile or link.
+// Declares the driver functions that the product looks up, from the product's
+// own table. A definition with other parameters fails to compile.
 #pragma once
 
 #include "kernels/device/cuda/api.h"

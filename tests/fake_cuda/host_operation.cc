@@ -7,8 +7,8 @@ namespace {
 
 using Work = std::function<void(const Views&)>;
 
-// Runs on the stream's thread. The memory may not be unmapped before it ends,
-// so the views stay valid; for a lost context, call.cc waits for it.
+// Runs on the stream's thread. The views stay valid until `work` ends: rule
+// UnmapIdle forbids unmapping, and in a lost context call.cc waits for `work`.
 void RunNow(ContextState& context, const Views& views, const Work& work) {
   World& world = TheWorld();
   {

@@ -1,4 +1,5 @@
-// CPU code as one operation of a stream (control.h), within a call.
+// Runs CPU code as one operation of a stream, for fake_cuda_run (control.h) and
+// for launches of kernels.
 #pragma once
 
 #include <functional>

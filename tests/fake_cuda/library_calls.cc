@@ -20,8 +20,8 @@ namespace {
 constexpr unsigned kFatbinMagic = 0xba55ed50;
 constexpr Result kInvalidImage = 200;
 
-// Checks the limits of all current GPUs (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and
-// the like).
+// Returns whether a launch is within the limits of all current GPUs
+// (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the like).
 bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
                   unsigned shared) {
   const bool empty = grid[0] == 0 || grid[1] == 0 || grid[2] == 0 ||
@@ -42,8 +42,8 @@ std::string DefaultForms() {
 
 using FindForm = const KernelForm* (*)(const char* name);
 
-// Opens the library of forms. If it cannot be opened the process ends: a test
-// that needs kernels would prove nothing.
+// Opens the library of forms. Ends the process if it cannot be opened, as a
+// test that needs kernels would prove nothing.
 FindForm OpenForms(const World& world) {
   const std::string& asked = world.settings.kernels;
   const std::string path = asked.empty() ? DefaultForms() : asked;
@@ -58,7 +58,7 @@ FindForm OpenForms(const World& world) {
   return reinterpret_cast<FindForm>(find);
 }
 
-// Returns the form of a kernel; null: no kernel of ours has that name.
+// Returns the form of a kernel, or null if no kernel of ours has that name.
 const KernelForm* FormOf(const World& world, std::string_view name) {
   static const KernelForm nothing = {
       {},

@@ -1,5 +1,5 @@
-// Tests how a lease is unmapped on the fake driver: pinning any byte again on
-// the way would cost a real driver time.
+// Tests that unmapping a lease on the fake driver pins no byte again, which
+// would cost time on a real driver.
 #include "client/session/mapping.h"
 
 #include <gmock/gmock.h>
@@ -23,7 +23,7 @@ using ::sluice::testing::IsOk;
 constexpr device::Placement kOnHost{device::Placement::Kind::kHost, 0};
 constexpr int kExtents = 5;
 
-// Runs with each of the two kinds of host memory.
+// The parameter is the setting for the kind of host memory.
 class MappingOnCuda : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
@@ -56,7 +56,7 @@ class MappingOnCuda : public ::testing::TestWithParam<const char*> {
   std::unique_ptr<device::Driver> driver_;
 };
 
-TEST_P(MappingOnCuda, ItsEndPinsNothingAgain) {
+TEST_P(MappingOnCuda, UnmappingPinsNothingAgain) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto extents, Extents());
   SLUICE_ASSERT_OK_AND_ASSIGN(
       auto mapping, Mapping::Make(driver_.get(), DeviceIndex(0), extents));
@@ -65,8 +65,9 @@ TEST_P(MappingOnCuda, ItsEndPinsNothingAgain) {
   EXPECT_EQ(Pinnings(), pinnings);
 }
 
-// The size of the last extent is false: the others are mapped, but not pinned.
-TEST_P(MappingOnCuda, AHalfMadeOneLeavesNothing) {
+// The size of the last extent is wrong, so Make fails when the other extents
+// are mapped but not yet pinned.
+TEST_P(MappingOnCuda, AFailedMappingLeavesNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto extents, Extents());
   extents.back().size = extents.back().size * 2;
   EXPECT_FALSE(Mapping::Make(driver_.get(), DeviceIndex(0), extents).ok());

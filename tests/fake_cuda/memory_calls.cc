@@ -52,7 +52,7 @@ bool CheckProperties(Call& call, const AllocationProperties* properties) {
   return true;
 }
 
-// Takes as long as pinning takes; other calls run meanwhile.
+// Sleeps as long as pinning takes, without the world's lock.
 void Pin(size_t size, const AllocationProperties* properties) {
   if (properties == nullptr || IsOnDevice(properties->location)) return;
   int64_t ms_per_gib = 0;
@@ -179,8 +179,9 @@ Result cuMemGetAllocationPropertiesFromHandle(AllocationProperties* properties,
   properties->type = kAllocationPinned;
   properties->handle_types = it->second->exportable ? kHandlePosixFd : 0;
   properties->location = it->second->where;
-  // NVIDIA does not document whether the exporter's or the importer's number
-  // counts, which differ with CUDA_VISIBLE_DEVICES. Here neither is accepted.
+  // NVIDIA does not document whether this is the exporter's or the importer's
+  // number of the GPU, which differ with CUDA_VISIBLE_DEVICES. It is neither
+  // here, so that no program relies on it.
   if (it->second->imported && IsOnDevice(properties->location)) {
     properties->location.id = kNobodysCount;
   }

@@ -133,9 +133,8 @@ class Build:
 
 
 def run(program, *arguments, timeout=60, **environment):
-    """Returns (exit status, all output), or None if the program hung. The fake
-    node is this call's own, because a crashing program leaves its node behind.
-    """
+    """Returns (exit status, all output), or (None, "") if the program hung. The
+    fake node is this call's own: a crashing program leaves its node behind."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as node:
         environment["SLUICE_FAKE_CUDA_NODE"] = node
         try:

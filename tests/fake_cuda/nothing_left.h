@@ -1,5 +1,5 @@
-// The expectation of tests of the product on the fake driver, once their driver
-// is destroyed.
+// What tests of the product on the fake driver expect after they have destroyed
+// the product's driver object.
 #pragma once
 
 #include <string>

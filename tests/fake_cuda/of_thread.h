@@ -8,17 +8,17 @@
 
 namespace sluice::fake_cuda {
 
-// Returns this thread's T, one for each type, made by the first call and never
-// destroyed. thread_local does not suffice: exit() destroys it in the calling
-// thread before any function of atexit runs, and those make the process's last
-// calls. So the T of an ended thread is left.
+// Returns this thread's object of type T. The thread's first call makes the
+// object, and nothing destroys it, even after the thread's end. thread_local
+// does not suffice: exit() destroys such objects before the functions of atexit
+// run, and those make the process's last calls.
 //
 // Thread safety: safe.
 template <typename T>
 T& OfThread() {
   struct All {
     Mutex mutex;
-    // addresses of elements stay valid
+    // Not a vector: addresses of elements stay valid.
     std::deque<T> made ABSL_GUARDED_BY(mutex);
   };
   thread_local T* const mine = [] {

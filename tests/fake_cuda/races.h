@@ -1,16 +1,14 @@
-// Finds two accesses to the same bytes that nothing orders, whatever their
-// timing was: vector clocks over streams.
+// Finds, by vector clocks over streams, two accesses to the same bytes that
+// nothing orders, whatever their timing was.
 //
-// Each stream counts its operations. A clock holds, for every stream, up to
-// which operation it has seen. An operation has seen what its stream saw before
-// it, what the host thread that enqueued it had waited for, and what the events
-// that the stream waits for had seen when they were recorded. An access races
-// with an earlier one of another stream that it has not seen, if one of the two
-// writes.
+// Each stream counts its operations. A clock holds, for every stream, how many
+// of its operations have been seen. An operation has seen what its stream saw
+// before it, what the host thread that enqueued it had waited for, and what the
+// events that the stream waits for had seen when they were recorded. An access
+// races with an earlier one of another stream that it has not seen, if one of
+// the two writes.
 //
-// Only bookkeeping.
-//
-// Thread safety: none; the world locks.
+// Thread safety: none; callers hold the world's lock.
 #pragma once
 
 #include <cstdint>
@@ -64,7 +62,7 @@ class RaceDetector {
   // message about the first race, if there is one.
   std::optional<std::string> Access(const Timeline& by, Extent extent,
                                     bool writes, const std::string& what);
-  // Forgets accesses: the bytes were freed, or became other memory.
+  // Forgets the accesses to bytes that were freed or became other memory.
   void Forget(Extent extent);
 
  private:

@@ -7,8 +7,8 @@ namespace {
 
 class Races : public ::testing::Test {
  protected:
-  // Each enqueues one operation that writes or reads [begin, end), and returns
-  // whether it races.
+  // Writes and Reads enqueue one operation on [begin, end), and return whether
+  // it races.
   bool Writes(Timeline& by, uint64_t begin, uint64_t end) {
     by.Enqueue(host_);
     return detector_.Access(by, {1, begin, end}, true, "a write").has_value();
@@ -43,20 +43,20 @@ TEST_F(Races, EachKindOfConflictIsFound) {
   EXPECT_TRUE(Writes(second_, 40, 50));
 }
 
-TEST_F(Races, OneCommonByteIsEnoughAndNoneIsNot) {
+TEST_F(Races, AccessesRaceOnlyIfTheyShareAByte) {
   EXPECT_FALSE(Writes(first_, 0, 10));
   EXPECT_FALSE(Reads(second_, 10, 20));
   EXPECT_TRUE(Reads(second_, 9, 12));
 }
 
-TEST_F(Races, AnEventOrders) {
+TEST_F(Races, AnEventOrdersTwoStreams) {
   EXPECT_FALSE(Writes(first_, 0, 10));
   const Clock event = first_.clock;
   second_.clock.Join(event);
   EXPECT_FALSE(Reads(second_, 0, 10));
 }
 
-TEST_F(Races, AnEventOrdersOnlyWhatWasBeforeIt) {
+TEST_F(Races, AnEventOrdersOnlyTheWorkBeforeIt) {
   const Clock event = first_.clock;
   EXPECT_FALSE(Writes(first_, 0, 10));
   second_.clock.Join(event);
@@ -71,7 +71,7 @@ TEST_F(Races, OrderGoesThroughAThirdStream) {
   EXPECT_FALSE(Writes(third_, 0, 10));
 }
 
-TEST_F(Races, AHostThatWaitedOrdersWhatItEnqueuesThen) {
+TEST_F(Races, WorkEnqueuedAfterTheHostWaitedDoesNotRace) {
   EXPECT_FALSE(Writes(first_, 0, 10));
   host_.Join(first_.clock);
   EXPECT_FALSE(Writes(second_, 0, 10));
@@ -84,14 +84,14 @@ TEST_F(Races, ALaterReadDoesNotHideAnEarlierOne) {
   EXPECT_TRUE(Writes(second_, 0, 10));
 }
 
-TEST_F(Races, WhatIsForgottenIsOtherMemory) {
+TEST_F(Races, ForgottenBytesDoNotRace) {
   EXPECT_FALSE(Writes(first_, 0, 10));
   detector_.Forget({1, 0, 5});
   EXPECT_FALSE(Reads(second_, 0, 5));
   EXPECT_TRUE(Reads(second_, 0, 6));
 }
 
-TEST_F(Races, UsesAreSeenOrNot) {
+TEST_F(Races, UsesAreSeenAfterTheHostWaited) {
   first_.Enqueue(host_);
   const Uses uses = {{0, first_.now()}};
   EXPECT_FALSE(AllSeen(uses, host_));

@@ -58,7 +58,7 @@ Range Resolve(World& world, DevicePointer address, size_t size,
   if (first != last && !LetsSeveralPass(world)) {
     range.broken = Rule::kCopyOneRegistration;
   } else if (first != last) {
-    range.kind = Range::Kind::kPinned;  // as in the emulated driver
+    range.kind = Range::Kind::kPinned;  // as the emulated driver allows
   } else if (first != nullptr && (first->portable || first->by == &by)) {
     range.kind = Range::Kind::kPinned;
     range.parts.front().uses = &first->uses;

@@ -22,7 +22,7 @@ struct Range {
     Uses* uses = nullptr;  // of the mapping or registration; null: pageable
   };
   std::vector<Part> parts;
-  std::optional<Rule> broken;  // if set, the other fields are empty
+  std::optional<Rule> broken;  // if set, the other fields have no meaning
 
   bool IsPageable() const { return kind == Kind::kPageable; }
 };

@@ -1,14 +1,15 @@
 // A table of all rules that the fake driver checks of its caller.
 //
-// A call that breaks one is refused with the code of its row, and the process
-// exits with an error (world.h), even if a real driver accepts such a call.
+// A call that breaks a rule is refused with the code of the rule's row, and the
+// process exits with an error (world.h), even if a real driver accepts the
+// call.
 //
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
 //               with the comment in CUDA 13.0's cuda.h that says so
-//   assumed     our reading, or stricter than any text; the source says why.
-//               The behaviour of a real driver is unknown until it is tested;
-//               its result is noted at the end: "H100: so" is as assumed, by
-//               measured/nvidia-h100-580.159.04.diff
+//   assumed     our reading of the text, or stricter than the text; the source
+//               says why. If an H100 was tested, the source ends with its
+//               answer (measured/nvidia-h100-580.159.04.diff): "so" means as
+//               assumed
 //   measured    no text says so, but a tested driver behaves so; the source
 //               names the GPU and the driver
 //   unmodelled  allowed, but not implemented here: refused so that no program

@@ -1,4 +1,4 @@
-// Breaks every rule of the table, which the cuda table must never do.
+// Tests that the fake driver refuses every call that breaks a rule of rules.h.
 #include "tests/fake_cuda/rules.h"
 
 #include <gmock/gmock.h>
@@ -33,7 +33,7 @@ AllocationProperties On(int type, int id) {
 class Rules : public ::testing::Test {
  protected:
   static void SetUpTestSuite() {
-    // Breaks kInitialised before it calls cuInit.
+    // This call breaks kInitialised: cuInit has not been called.
     int count = 0;
     EXPECT_EQ(cuDeviceGetCount(&count), TextOf(Rule::kInitialised).code);
     EXPECT_EQ(fake_cuda_broken(static_cast<int>(Rule::kInitialised)), 1);
@@ -72,12 +72,12 @@ class Rules : public ::testing::Test {
     std::string findings;
     fake_cuda_take_findings(findings);
     EXPECT_THAT(findings, ::testing::HasSubstr(std::string(text.text)));
-    // Findings about a context that a stream's thread lost begin with other
-    // words.
+    // The finding of a refused call begins with the function's name, "cu…". A
+    // stream's thread may add findings that begin otherwise.
     const std::string lines = "\n" + findings;
     EXPECT_EQ(lines.find("\ncu"), lines.rfind("\ncu")) << findings;
   }
-  // Makes the call without a current context.
+  // Makes the call in a thread without a current context.
   static void BreaksWithout(Rule rule, const std::function<Result()>& call) {
     std::thread([&] { Breaks(rule, call()); }).join();
   }
@@ -132,7 +132,7 @@ class Rules : public ::testing::Test {
   Context contexts_[2] = {};
 };
 
-TEST_F(Rules, Contexts) {
+TEST_F(Rules, CallsThatBreakContextRulesAreRefused) {
   StreamPointer stream = nullptr;
   BreaksWithout(Rule::kCurrentContext,
                 [&] { return cuStreamCreate(&stream, kStreamNonBlocking); });
@@ -148,7 +148,7 @@ TEST_F(Rules, Contexts) {
   Breaks(Rule::kDeviceExists, cuDeviceGet(&device, 2));
 }
 
-TEST_F(Rules, TheEndOfAContext) {
+TEST_F(Rules, CallsAfterAContextsLastReleaseAreRefused) {
   ASSERT_EQ(cuCtxPushCurrent_v2(contexts_[1]), kSuccess);
   NewEvent();
   Breaks(Rule::kEmptyContext, cuDevicePrimaryCtxRelease_v2(1));
@@ -159,7 +159,7 @@ TEST_F(Rules, TheEndOfAContext) {
   ASSERT_EQ(cuDevicePrimaryCtxRetain(&contexts_[1], 1), kSuccess);
 }
 
-TEST_F(Rules, MakingMemory) {
+TEST_F(Rules, CallsThatBreakAllocationRulesAreRefused) {
   MemoryHandle handle = 0;
   AllocationProperties properties = On(kLocationDevice, 0);
   Breaks(Rule::kGranularity,
@@ -177,7 +177,7 @@ TEST_F(Rules, MakingMemory) {
   Breaks(Rule::kLiveHandle, cuMemRelease(handle));
 }
 
-TEST_F(Rules, ExportingMemory) {
+TEST_F(Rules, ImportedMemoryCannotBeExported) {
   const AllocationProperties properties = On(kLocationDevice, 0);
   MemoryHandle made = 0, imported = 0;
   ASSERT_EQ(cuMemCreate(&made, kGranule, &properties, 0), kSuccess);
@@ -195,7 +195,7 @@ TEST_F(Rules, ExportingMemory) {
   EXPECT_EQ(cuMemRelease(made), kSuccess);
 }
 
-TEST_F(Rules, MappingMemory) {
+TEST_F(Rules, CallsThatBreakMappingRulesAreRefused) {
   const Piece piece = OnGpu();
   DevicePointer range = 0;
   Breaks(Rule::kPageMultiple, cuMemAddressReserve(&range, 4095, 0, 0, 0));
@@ -216,7 +216,7 @@ TEST_F(Rules, MappingMemory) {
   Breaks(Rule::kAccessMapped, Allow(piece, kLocationDevice, 0));
 }
 
-TEST_F(Rules, Registering) {
+TEST_F(Rules, CallsThatBreakRegistrationRulesAreRefused) {
   const long page = sysconf(_SC_PAGESIZE);
   void* const pages =
       mmap(nullptr, 2 * page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -230,7 +230,7 @@ TEST_F(Rules, Registering) {
   munmap(pages, 2 * page);
 }
 
-TEST_F(Rules, Streams) {
+TEST_F(Rules, CallsThatBreakStreamRulesAreRefused) {
   StreamPointer stream = nullptr;
   Breaks(Rule::kNonBlocking, cuStreamCreate(&stream, 0));
   Breaks(Rule::kLiveStream, cuStreamDestroy_v2(nullptr));
@@ -250,7 +250,7 @@ TEST_F(Rules, Streams) {
   Free(host);
 }
 
-TEST_F(Rules, TheRuntimesCallsBesideTheTables) {
+TEST_F(Rules, ElapsedTimeNeedsTimedReachedEventsOfOneGpu) {
   const StreamPointer stream = NewStream();
   EventPointer from = nullptr, to = nullptr;
   ASSERT_EQ(cuEventCreate(&from, 0), kSuccess);
@@ -293,8 +293,7 @@ TEST_F(Rules, TheRuntimesCallsBesideTheTables) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
 }
 
-// The context that the runtime sets is below the pushed ones, and is not
-// popped.
+// A context from cuCtxSetCurrent lies below the pushed ones, and is not popped.
 TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   std::thread([&] {
     Context current = nullptr;
@@ -313,7 +312,7 @@ TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   }).join();
 }
 
-TEST_F(Rules, Copies) {
+TEST_F(Rules, CallsThatBreakCopyRulesAreRefused) {
   const StreamPointer stream = NewStream();
   const Piece gpu = OnGpu();
   const Piece closed = Make(kLocationDevice, 0, kGranule);
@@ -340,7 +339,7 @@ TEST_F(Rules, Copies) {
   Free(gpu);
 }
 
-TEST_F(Rules, HostCodeRunsInItsStreamsOrderAndItsAccessesAreSeen) {
+TEST_F(Rules, HostCodeRunsInStreamOrderAndItsRacesAreFound) {
   const StreamPointer stream = NewStream(), other = NewStream();
   const Piece gpu = OnGpu();
   void* const bytes = reinterpret_cast<void*>(gpu.address);
@@ -367,7 +366,7 @@ TEST_F(Rules, HostCodeRunsInItsStreamsOrderAndItsAccessesAreSeen) {
 }
 
 // Guards against memory that is unmapped while host code still uses it.
-TEST_F(Rules, ALostContextIsToldWhenItsHostCodeHasEnded) {
+TEST_F(Rules, ALostContextIsReportedAfterItsHostCodeEnded) {
   const StreamPointer stream = NewStream();
   std::atomic<bool> started = false, ended = false;
   const auto work = [&](const Views&) {
@@ -384,7 +383,7 @@ TEST_F(Rules, ALostContextIsToldWhenItsHostCodeHasEnded) {
   fake_cuda_recover();
 }
 
-TEST_F(Rules, WhatAStreamUsesStaysMapped) {
+TEST_F(Rules, MemoryThatAStreamUsesCannotBeUnmapped) {
   const StreamPointer stream = NewStream();
   const Piece gpu = OnGpu();
   const Piece host = OnHost();
@@ -398,7 +397,7 @@ TEST_F(Rules, WhatAStreamUsesStaysMapped) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
 }
 
-TEST_F(Rules, Libraries) {
+TEST_F(Rules, CallsThatBreakLibraryRulesAreRefused) {
   const unsigned fatbin[16] = {0xba55ed50};
   Library library = nullptr;
   Kernel kernel = nullptr;
@@ -418,9 +417,7 @@ TEST_F(Rules, Libraries) {
                                            nullptr, nullptr, nullptr));
 }
 
-// Two copies of one range on two streams, with and without an event between
-// them.
-TEST_F(Rules, RacesAreFoundAndOrderedCopiesAreNone) {
+TEST_F(Rules, UnorderedCopiesRaceAndOrderedCopiesDoNot) {
   const StreamPointer first = NewStream(), second = NewStream();
   const EventPointer event = NewEvent();
   const Piece gpu = OnGpu();
@@ -447,7 +444,7 @@ TEST_F(Rules, RacesAreFoundAndOrderedCopiesAreNone) {
   EXPECT_EQ(cuStreamDestroy_v2(second), kSuccess);
 }
 
-TEST_F(Rules, WithUnreadyAnEventIsReachedForWhoWaitsAlone) {
+TEST_F(Rules, UnreadyHidesReachedEventsFromQueriesOnly) {
   const StreamPointer stream = NewStream();
   const EventPointer event = NewEvent();
   ASSERT_EQ(cuEventRecord(event, stream), kSuccess);
@@ -469,7 +466,7 @@ TEST_F(Rules, AForkedChildIsRefused) {
 
 // Functions of atexit make the last calls, after thread_local data of their
 // thread was destroyed.
-TEST_F(Rules, WhatAThreadHasIsThereForTheLastCalls) {
+TEST_F(Rules, FunctionsOfAtexitStillSeeTheThreadsContext) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto exit_with_a_context = [this] {
     static const Context pushed = contexts_[0];

@@ -5,8 +5,8 @@
 #include "tests/fake_cuda/exports.h"
 
 extern "C" {
-// Replaces the thread's current context; null: none. This context is below the
-// pushed ones and stays the thread's, so it need not be popped.
+// Replaces the thread's current context: the one pushed last or, if none is
+// pushed, the base context, which need not be popped. Null leaves no context.
 [[gnu::visibility("default")]] Result cuCtxSetCurrent(Context context);
 [[gnu::visibility("default")]] Result cuStreamQuery(StreamPointer stream);
 // Returns the milliseconds between two recordings of events with timing.

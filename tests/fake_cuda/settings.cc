@@ -79,7 +79,7 @@ std::string UuidText(const Settings& settings, int gpu) {
       settings.Get("mig") != 0 ? "MIG" : "GPU", kUuidByte, gpu);
 }
 
-// Returns -1 if no GPU, or several, have this name.
+// Returns -1 if no GPU or several GPUs have this name.
 int GpuNamed(const Settings& settings, const std::vector<int>& all,
              const std::string& name) {
   char* end = nullptr;

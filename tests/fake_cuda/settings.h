@@ -6,18 +6,18 @@
 //   gpus=1                 number of GPUs; CUDA_VISIBLE_DEVICES=1,0 hides and
 //                          renumbers them, by number, UUID, or the beginning of
 //                          a UUID
-//   mig=0                  1: the GPUs are instances of one (MIG), of which a
-//                          process sees only the first that it may
-//   fastest_last=0         1: the last GPU is the fastest, and so the first
-//                          without CUDA_DEVICE_ORDER=PCI_BUS_ID
+//   mig=0                  1: the GPUs are MIG instances of one GPU, and a
+//                          process sees only the first that is visible to it
+//   fastest_last=0         1: the last GPU is the fastest, so CUDA lists it
+//                          first unless CUDA_DEVICE_ORDER=PCI_BUS_ID
 //   memory_mib=64          memory of each GPU
-//   host_memory_mib=1024   memory that can be made on NUMA nodes
+//   host_memory_mib=1024   memory that can be made on each NUMA node
 //   context_kib=0          GPU memory that a process's context takes
 //   nccl_kib=0             GPU memory that a communicator takes (nccl/)
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
 //   pin_ms_per_gib=0       how long the driver takes to make host memory
-//   dirty=1                0: memory is not written to when it is made, so that
-//                          it may exceed this machine's
+//   dirty=1                0: new memory is not written to, so that it may
+//                          exceed this machine's memory
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
 //   numa=0                 the NUMA node that the GPUs report
 //   rdma=0                 1: network cards can reach the GPUs' memory
@@ -31,25 +31,27 @@
 //                          (cudaMalloc), as torch's own allocator does
 //   cublas=0               1: a thread's first matrix product in torch on a
 //                          stream takes memory and keeps it (torch/workspace.h)
-//   version=13000          of the driver
-//   compute_mode=0         of the GPUs: 3 is one process at a time (only
-//                          reported)
-//   capability=80          of the GPUs: 90 is compute capability 9.0, Hopper's
+//   version=13000          the driver's version: CUDA 13.0
+//   compute_mode=0         the GPUs' compute mode, which is only reported; 3:
+//                          one process at a time
+//   capability=80          the GPUs' compute capability; 90: 9.0, Hopper's
 //   corrupt=0              N: every N-th copy has a wrong byte
-//   forget_waits=0         1: no stream waits for an event, and one that should
-//                          has no delay
+//   forget_waits=0         1: no stream waits for an event, and a stream that
+//                          should wait has no delay from then on
 //   keep_dead=0            1: memory of a dead process is never free again
 //   hang=NAME:N            the N-th call of that function never returns
-//   fail=NAME:N:CODE       the N-th call from now on of a function fails so;
-//                          a release still releases (README)
+//   fail=NAME:N:CODE       the N-th call of a function from now on returns
+//                          CODE; a release still releases (README)
 //   rules=FILE             a real driver's answers to calls that broke an
 //                          assumed rule (answers.h), to be emulated
-//   lose=GPU               that GPU is lost for every process of the node
+//   lose=GPU               that GPU is lost for this process; a file lost-gpu0
+//                          in the node's folder loses GPU 0 for all processes
 //   kernels=FILE           the library of kernels' CPU forms (kernels/);
 //                          default: the one next to libcuda.so.1
-//   node=FOLDER            default: a new one, removed at the end
-//   nodes=/dev/shm         where new ones are made: a killed process leaves its
-//                          own there, and its killer removes it
+//   node=FOLDER            the node's files; default: a new folder, removed at
+//                          the process's end
+//   nodes=/dev/shm         where new folders are made: a killed process leaves
+//                          its folder there, and its killer removes it
 #pragma once
 
 #include <cstdint>
@@ -107,12 +109,12 @@ struct Settings {
   int64_t Get(std::string_view name) const {
     return numbers.find(name)->second;
   }
-  // Applies settings. A mistake in `text` ends the process: a test that sets
-  // something unknown would prove nothing.
+  // Applies settings such as "gpus=2,dirty=0". A mistake in `text` ends the
+  // process, as a test with an unknown setting would prove nothing.
   void Apply(std::string_view text);
 };
 
-// Returns the node's numbers of the GPUs that a process sees, in its order.
+// Returns the numbers of the GPUs that this process sees, in its order.
 std::vector<int> VisibleGpus(const Settings& settings);
 // Each byte of a GPU's UUID except the last, which is its number.
 inline constexpr unsigned char kUuidByte = 0xfa;

@@ -32,7 +32,7 @@ std::string Prefix(Location where) {
   return fmt::format("memory-{}-{}-", where.type, where.id);
 }
 
-// Fills memory with non-zero bytes, as if a last user had left them.
+// Fills memory with non-zero bytes, as if a previous user had left them.
 bool Soil(int fd, size_t size) {
   const std::vector<char> block(size_t{1} << 20, '\xff');
   for (size_t at = 0; at < size;) {

@@ -22,7 +22,7 @@ using device::cuda::Result;
 // A process's hold on a piece of memory. Immutable.
 struct Allocation {
   UniqueFd file;
-  uint64_t id = 0;  // the same in all of the process's holds
+  uint64_t id = 0;  // the same in every hold on this memory
   size_t size = 0;
   Location where = {};
   bool exportable = false;
@@ -32,23 +32,24 @@ using AllocationPointer = std::shared_ptr<const Allocation>;
 
 class Store {
  public:
-  // If `folder` is empty, makes a folder in `nodes`, passes its name to child
-  // processes in the environment, and removes it in Close. `keep_dead`: memory
-  // of an ended process counts as used for ever.
+  // If `folder` is empty, uses the folder that the environment names. Without
+  // that, makes a folder in `nodes`, names it in the environment for child
+  // processes, and removes it in Close. With `keep_dead` the memory of an ended
+  // process counts as used for ever.
   void Open(const std::string& folder, const std::string& nodes,
             bool keep_dead);
   void Close();
   const std::string& folder() const { return folder_; }
 
-  // Makes memory. Out of memory: the place has less than `size` bytes left of
-  // `limit`. `dirty`: it is written to.
+  // Makes memory, and if `dirty` fills it with non-zero bytes. Fails as out of
+  // memory if less than `size` bytes of the place's `limit` are free.
   Result Create(Location where, size_t size, size_t limit, bool exportable,
                 bool dirty, AllocationPointer& made);
   size_t Used(Location where);
   // Returns an opaque descriptor, as the driver does: it has no size, cannot be
   // mapped, and does not close on exec.
   static int Export(const Allocation& allocation);
-  // Null: the descriptor was not made by Export.
+  // Returns null if Export did not make the descriptor.
   static AllocationPointer Import(int fd);
 
  private:

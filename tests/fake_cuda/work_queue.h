@@ -29,8 +29,8 @@ class WorkQueue {
   bool idle();
   void Close();
   // Waits at most `patience` for the thread of a closed queue. Returns whether
-  // it has ended, also its thread-local data of libraries, so that libraries
-  // can be destroyed at the process's end.
+  // the thread has ended and its thread-local data are destroyed, so that the
+  // libraries that made them may be destroyed as well.
   bool HasEnded(std::chrono::milliseconds patience);
 
  private:
@@ -48,13 +48,13 @@ class WorkQueue {
   std::thread thread_;
 };
 
-// One recording of an event: waiters keep the one they saw.
+// One recording of an event. A waiter keeps the latest recording at its call.
 class Recording {
  public:
   void Complete();
   void Wait();
   bool complete();
-  // Returns when it was completed.
+  // Returns the time of Complete().
   std::chrono::steady_clock::time_point time();
 
  private:

@@ -5,9 +5,9 @@
 // objects. If there is any finding, the process exits with 86. Findings are
 // written to the node's folder at once, so that those of a killed child count
 // for the process that made the node. At its end a process also writes its
-// counts there (settings.h), as
+// counts there if `counts=1` is set, as
 //   sluice-train main_waits=12 other_waits=3 pageable_copies=0 contexts=0,1
-// where the last are the GPUs on which the process ever had a context.
+// `contexts` are the GPUs on which the process ever had a context.
 #pragma once
 
 #include <array>
@@ -32,7 +32,7 @@ namespace sluice::fake_cuda {
 using namespace device::cuda;  // the driver's own types; NOLINT
 
 inline constexpr Result kNotInitialized = 3;
-inline constexpr Result kDeviceUnavailable = 46;  // assumed: of a lost GPU
+inline constexpr Result kDeviceUnavailable = 46;  // assumed for a lost GPU
 inline constexpr Result kOperatingSystem = 304;
 inline constexpr Result kNotFound = 500;
 inline constexpr Result kIllegalAddress = 700;
@@ -45,8 +45,8 @@ struct ContextState {
   int device = 0;
   int retained = 0;          // 0: the context does not live
   Result lost = 0;           // every call returns this error from then on
-  int running = 0;           // host operations on its streams (control.h)
-  AllocationPointer memory;  // the context's own use
+  int running = 0;           // running host operations (control.h)
+  AllocationPointer memory;  // that the context takes for itself
   std::shared_ptr<StreamState> null_stream;
 };
 
@@ -63,7 +63,8 @@ struct EventState {
   Clock seen;
 };
 
-// The CPU faults at a reservation's addresses; the GPU's view is elsewhere.
+// The CPU faults at a reservation's addresses. Stream operations reach the same
+// memory at `view`.
 struct ReservationState {
   size_t size = 0;
   std::byte* view = nullptr;
@@ -111,7 +112,7 @@ struct World {
   // How often the process's first thread, and any other thread, waited for a
   // GPU.
   int64_t main_waits = 0, other_waits = 0;
-  int64_t copies = 0;  // number of copies
+  int64_t copies = 0;
   int64_t rdma_memories = 0;
 
   // Returns a new even handle, as pointers are even: c10 takes an odd stream
@@ -121,10 +122,10 @@ struct World {
     return reinterpret_cast<T>(next_handle += 64);
   }
   void Find(const std::string& finding);
-  // Takes memory of a GPU without a handle, as for a context itself. Null: the
-  // GPU has less memory.
+  // Takes memory of a GPU without a handle, as for a context itself. Returns
+  // null if the GPU has less free memory.
   AllocationPointer Hold(int device, size_t size);
-  // Null: it is no context, or is not live.
+  // Returns null if `context` is no live context.
   ContextState* LiveContext(Context context);
   // Counts that a host thread waits for a stream, an event, or a copy.
   void NoteWait();
@@ -139,7 +140,7 @@ struct World {
   std::shared_ptr<StreamState> NewStream(ContextState* context);
   // Accepts no more work on the stream. The process's end waits for its thread.
   void Close(const StreamState& stream);
-  // Lists the live objects; empty: none.
+  // Lists the live objects. Returns an empty string if there are none.
   std::string Alive() const;
   // Returns the registration that contains this byte, or null.
   RegistrationState* RegistrationAt(DevicePointer address);
@@ -155,7 +156,7 @@ World& TheWorld();
 Clock& HostClock();
 std::vector<ContextState*>& ContextStack();
 ContextState*& BaseContext();
-// Returns the context of this thread's calls; null: none.
+// Returns the context of this thread's calls, or null.
 ContextState* CurrentContext();
 
 }  // namespace sluice::fake_cuda

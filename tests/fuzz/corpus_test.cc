@@ -87,7 +87,7 @@ TEST_P(Corpus, EveryInputIsReadOrGetsOneClearLine) {
   for (const std::string& input : corpus) GetParam().read(input);
 }
 
-TEST_P(Corpus, SoAreMutationsOfIt) {
+TEST_P(Corpus, EveryMutationIsReadOrGetsOneClearLine) {
   const std::vector<std::string> corpus = CorpusOf(GetParam());
   ASSERT_FALSE(corpus.empty());
   std::mt19937 random(20261121);

@@ -32,8 +32,8 @@ void CheckCodec(std::string_view bytes, Decode decode, Encode encode) {
 
 }  // namespace
 
-// The input of a client that has sent two leases, a profile and a query. The
-// caller of one lease has given up.
+// Reads the input as answers to a client that has sent two leases, a profile
+// and a query. The caller of one lease has given up.
 void ReadAsAnswer(std::string_view bytes) {
   Input input(bytes);
   PacketPipe pipe;
@@ -63,7 +63,7 @@ void ReadAsAnswer(std::string_view bytes) {
   }
 }
 
-// Checks that the first answer is the same however the bytes are split.
+// Checks that a request is read the same however its bytes are split.
 void ReadAsHttp(std::string_view bytes) {
   const auto whole = daemon::ReadHttpRequest(bytes);
   for (const size_t size : {1, 7}) {

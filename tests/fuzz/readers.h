@@ -27,7 +27,7 @@ const std::vector<Reader>& Readers();
 void ReadAsTrace(std::string_view bytes);     // sluicectl plan memory
 void ReadAsNode(std::string_view bytes);      // sluicectl plan swap
 void ReadAsModel(std::string_view bytes);     // sluicectl plan train --model
-void ReadAsHardware(std::string_view bytes);  // … --hardware
+void ReadAsHardware(std::string_view bytes);  // sluicectl plan train --hardware
 // The operator's configuration file.
 void ReadAsConfig(std::string_view bytes);  // sluiced.toml
 // Messages between processes.
@@ -38,9 +38,8 @@ void ReadAsPlan(std::string_view bytes);     // profiles, plans
 void ReadAsNotification(std::string_view bytes);  // a daemon to its keeper
 // Files and memory that an earlier daemon left.
 void ReadAsPolicy(std::string_view bytes);  // the administrators' settings
-// slots and ring of the state, as memory
-void ReadAsState(std::string_view bytes);
-void ReadAsRows(std::string_view bytes);  // the rows in them
+void ReadAsState(std::string_view bytes);   // the state's slots and ring
+void ReadAsRows(std::string_view bytes);    // the rows in a state
 
 // Aborts unless `line` is one printable line of at most 2000 bytes.
 void CheckLine(std::string_view line);

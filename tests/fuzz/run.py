@@ -102,7 +102,7 @@ class Fuzzer:
 
 
 def summary(log):
-    """Returns "12345 more, 345 edges reached" from libFuzzer's log."""
+    """Returns "12345 made of them, 345 edges reached" from libFuzzer's log."""
     runs = re.search(r"stat::number_of_executed_units:\s*(\d+)", log)
     edges = re.findall(r"cov: (\d+)", log)
     if runs is None or not edges:

@@ -1,5 +1,5 @@
 // The fuzz target `session`: the input's bytes decide which clients connect to
-// a daemon's policy, what they send and when they end. The books must add up,
+// a daemon's policy, what they send and when they end. The ledger must add up,
 // and nothing of an ended client may remain.
 #include <cmath>
 #include <iterator>

@@ -5,7 +5,7 @@
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/cudart/runtime.h"
 
-// cuda_runtime_api.h may rename it by the API's version.
+// cuda_runtime_api.h may define the name as a macro for a versioned one.
 #undef cudaGetDeviceProperties
 
 using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow
@@ -41,8 +41,8 @@ cudaError_t cudaGetDevice(int* device) {
   return cudaSuccess;
 }
 
-// Initialises the device, as since CUDA 12 ("cudaSetDevice" of the runtime's
-// documentation).
+// Initialises the device, as CUDA does since version 12 ("cudaSetDevice" of the
+// runtime's documentation).
 cudaError_t cudaSetDevice(int device) {
   if (const auto error = CheckDevice(device)) return error;
   int now = 0;

@@ -7,7 +7,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// The kept objects, by the context that each was made in.
+// The kept objects, each with the context in which it was made.
 struct Kept {
   Mutex mutex;
   bool destroyed_at_end ABSL_GUARDED_BY(mutex) = false;

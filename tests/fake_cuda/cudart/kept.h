@@ -6,14 +6,14 @@
 //
 // Here they are destroyed only in a process that asks for it; in all others
 // they count as left behind. Streams without a priority, and objects made by
-// the driver itself, always count.
+// direct calls of the driver, always count.
 //
 // Thread safety: safe.
 #pragma once
 
 #include "tests/fake_cuda/runtime_calls.h"
 
-// Asks for the destruction: for processes with torch's libtorch_cuda.so.
+// Asks for the destruction. Processes with torch's libtorch_cuda.so call it.
 extern "C" [[gnu::visibility("default")]] void fake_cudart_torch_keeps();
 
 namespace sluice::fake_cuda {
@@ -24,7 +24,7 @@ void ForgetKept(StreamPointer stream);
 void ForgetKept(EventPointer event);
 // Destroys the kept objects at the end, while their contexts are held.
 void DestroyKept();
-// Frees memory of memory_calls.cc; no unfinished work may use it.
+// Frees all memory from cudaMalloc. No unfinished work may use it.
 void FreeKeptMemory();
 
 }  // namespace sluice::fake_cuda

@@ -2,8 +2,8 @@
 // libtorch_python.so import in addition to those that libc10_cuda.so imports.
 //
 // A kernel is registered when its library is loaded, which needs no GPU. A
-// launch is refused, as nothing here could run it. No header declares these
-// functions here, and none of their parameters is read.
+// launch is refused, as nothing here could run it. No CUDA header is included,
+// so these functions need not declare the parameters that they do not read.
 #include "tests/fake_cuda/control.h"
 
 namespace {

@@ -1,6 +1,6 @@
-// Memory outside the lease, as torch's own allocator makes it. With `malloc=1`
-// (settings.h) it comes from the driver's memory. Without it each call is a
-// finding: a program that uses the lease as its memory makes and frees none.
+// cudaMalloc and cudaFree, which torch's own allocator calls. With `malloc=1`
+// (settings.h) they create and free memory by calls of the driver. Otherwise
+// each call is a finding: a program's lease is all of its GPU memory.
 #include <map>
 
 #include "proto/base/mutex.h"
@@ -62,7 +62,7 @@ Result Make(size_t asked, DevicePointer* address, size_t* size) {
   if (result == kSuccess) {
     result = Map(*address, *size, memory, properties.location);
   }
-  cuMemRelease(memory);  // its mapping keeps it
+  cuMemRelease(memory);  // the mapping keeps the memory
   return result;
 }
 

@@ -8,8 +8,8 @@
 
 using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow
 
-// The certainty of a reason is as in tests/fake_cuda/rules.h; "ours" means that
-// CUDA allows the call, but Sluice promises not to make it.
+// `known` is a certainty of tests/fake_cuda/rules.h, or "ours": CUDA allows the
+// call, but Sluice promises not to make it.
 #define SLUICE_FAKE_REFUSE(name, known, why, ...)                  \
   cudaError_t name(__VA_ARGS__) {                                  \
     fake_cuda_find(fmt::format("{}: {} ({})", #name, why, known)); \

@@ -53,7 +53,7 @@ cudaError_t& LastError() {
 
 cudaError_t Told(Result result) {
   const auto error = static_cast<cudaError_t>(result);
-  // cudaErrorNotReady is not remembered as an error: cudaStreamQuery's comment.
+  // cudaErrorNotReady is no error to remember (comment of cudaStreamQuery).
   if (error != cudaSuccess && error != cudaErrorNotReady) LastError() = error;
   return error;
 }

@@ -8,12 +8,12 @@
 
 namespace sluice::fake_cuda {
 
-// This thread's device, as set by cudaSetDevice. It is an ordinal, which
-// CUDA_VISIBLE_DEVICES may renumber.
+// This thread's device, as set by cudaSetDevice: an ordinal among the GPUs that
+// CUDA_VISIBLE_DEVICES lists.
 int& ThreadDevice();
-// Makes sure that a context is current. It uses the current one, as in the
-// programming guide ("interoperability between runtime and driver"), or else
-// the primary one of the thread's device, which the runtime keeps until exit.
+// Keeps the thread's current context if there is one, as in the programming
+// guide ("interoperability between runtime and driver"). Otherwise makes the
+// primary context of the thread's device current, and holds it until exit.
 Result Enter();
 // Returns the runtime's code for a driver's code, and remembers it for
 // cudaGetLastError. The numbers are equal since CUDA 10.1.

@@ -15,9 +15,9 @@ namespace {
 
 constexpr size_t kStack = size_t{64} << 10;
 
-// Returns the stack of a block's thread `index`. This thread's next kernel
-// reuses it uncleared: a kernel needs a page or two of each, and page faults
-// for the rest would take most of a test's time.
+// Returns the stack of a block's thread `index`. The CPU thread's next kernel
+// reuses the stack without clearing it: a kernel touches a page or two, and
+// page faults for the rest would take most of a test's time.
 char* Stack(size_t index) {
   thread_local std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() <= index) {
@@ -117,7 +117,8 @@ void Scheduler::Resume(unsigned index) {
   setcontext(&fiber.first);
 }
 
-// If all of these fibers wait there, lets them go on and returns true.
+// If all fibers of [begin, end) are in the state `waiting`, makes them ready
+// and returns true.
 bool Scheduler::Release(unsigned begin, unsigned end, State waiting) {
   const auto first = fibers_.begin() + begin, last = fibers_.begin() + end;
   if (!std::all_of(first, last,

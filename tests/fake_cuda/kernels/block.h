@@ -1,10 +1,10 @@
 // Runs the threads of a block as fibers of one CPU thread, so that a .cu file
 // runs unchanged. Each fiber runs alone until it waits for others.
 //
-// Threads that do not wait run in an order that differs from block to block,
-// but is the same in each run, so that code which is right in only one order is
-// found. A barrier that some of its threads never reach is an error
-// (documented: the programming guide, of __syncwarp and __syncthreads).
+// Between barriers the threads run in an order that differs from block to
+// block, so that tests find code that is right in one order only. The order is
+// the same in each run. A barrier that some of its threads never reach is an
+// error (documented: the programming guide, of __syncwarp and __syncthreads).
 #pragma once
 
 #include <cstdint>
@@ -26,13 +26,14 @@ struct Position {
 const Position& Here();
 
 // Runs `body` once per thread of the grid, block after block. Throws
-// std::runtime_error.
+// std::runtime_error at a barrier that some threads never reach.
 void RunGrid(const Grid& grid, const std::function<void()>& body);
 
 // Wait until all threads of the warp, or of the block, have reached the call.
 void SyncWarp();
 void SyncBlock();
-// Eight bytes per thread of the warp, to pass values on.
+// Returns the slot of eight bytes that a lane of the running thread's warp has
+// for passing values.
 uint64_t& Exchange(unsigned lane);
 unsigned Lane();
 

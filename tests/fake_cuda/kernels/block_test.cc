@@ -24,7 +24,7 @@ TEST(Block, RunsEveryThreadOfEveryBlockOnce) {
   EXPECT_THAT(runs, Each(1));
 }
 
-TEST(Block, ThreadsThatWaitForNobodyRunInAnotherOrderInEachBlock) {
+TEST(Block, ThreadsThatDoNotWaitRunInAnotherOrderInEachBlock) {
   std::set<unsigned> firsts;
   unsigned seen = 0;
   RunGrid({{16, 1, 1}, {32, 1, 1}}, [&] {
@@ -33,7 +33,7 @@ TEST(Block, ThreadsThatWaitForNobodyRunInAnotherOrderInEachBlock) {
   EXPECT_GT(firsts.size(), 4u);
 }
 
-TEST(Block, AWarpHandsValuesOver) {
+TEST(Block, ShufflesPassValuesWithinAWarp) {
   std::vector<int> sums(64), below(64), first(64);
   RunGrid({{1, 1, 1}, {64, 1, 1}}, [&] {
     const auto thread = static_cast<int>(threadIdx.x);
@@ -65,7 +65,7 @@ TEST(Block, ABlockWaitsForAllOfItsWarps) {
   EXPECT_THAT(seen, Each(4));
 }
 
-TEST(Block, ABarrierThatNotAllReachIsAnError) {
+TEST(Block, ABarrierThatSomeThreadsSkipIsAnError) {
   const Grid one = {{1, 1, 1}, {64, 1, 1}};
   EXPECT_THROW(RunGrid(one,
                        [] {

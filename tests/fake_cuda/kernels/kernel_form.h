@@ -1,5 +1,5 @@
 // The CPU form of a kernel, which the fake driver runs instead of the kernel.
-// It is found by the kernel's name in the library libfake_cuda_kernels.so.
+// The driver finds a form by the kernel's name, in libfake_cuda_kernels.so.
 #pragma once
 
 #include <array>
@@ -12,7 +12,7 @@
 namespace sluice::fake_cuda {
 
 struct Grid {
-  std::array<unsigned, 3> blocks, threads;  // threads of a block
+  std::array<unsigned, 3> blocks, threads;  // threads per block
 };
 
 struct KernelForm {
@@ -24,8 +24,8 @@ struct KernelForm {
   std::function<void(const Grid&, void* const* arguments, const Views&)> run;
 };
 
-// The exported function: const KernelForm* (const char* name). Null: the kernel
-// has no form.
+// The name of the exported function `const KernelForm* (const char* name)`,
+// which returns null for a kernel without a form.
 inline constexpr char kFindKernelForm[] = "fake_cuda_kernel_form";
 
 }  // namespace sluice::fake_cuda

@@ -1,6 +1,5 @@
-// The part of CUDA C++ that our .cu files use, for the CPU's compiler. Included
-// before the unchanged file itself; a name that is missing here is a compile
-// error.
+// The part of CUDA C++ that our .cu files use, for the CPU's compiler. A form
+// includes this header and then the unchanged .cu file.
 #pragma once
 
 #include <cmath>
@@ -45,7 +44,7 @@ T __shfl_xor_sync(unsigned, T value, int mask) {
   return FakeShuffle(value,
                      ::sluice::fake_cuda::Lane() ^ static_cast<unsigned>(mask));
 }
-// A lane without a lane `by` above it keeps its own value.
+// The last `by` lanes of a warp keep their own values.
 template <typename T>
 T __shfl_down_sync(unsigned, T value, unsigned by) {
   const unsigned lane = ::sluice::fake_cuda::Lane();

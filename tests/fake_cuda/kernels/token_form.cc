@@ -19,8 +19,8 @@ const T& At(void* const* arguments, int i) {
 }
 
 // The bytes that a launch uses, tensor by tensor. The first pass collects each
-// pointer of the tensors with its number of elements; the second one replaces
-// each pointer by its view.
+// tensor's pointer and size in bytes. The second pass replaces each pointer by
+// its view.
 class Uses {
  public:
   // For the first pass.

@@ -8,7 +8,7 @@
 
 namespace sluice::fake_cuda {
 
-// Returns the form of this kernel; null: it is none of these kernels.
+// Returns null if the file has no kernel of this name.
 const KernelForm* TokenForm(std::string_view name);
 
 }  // namespace sluice::fake_cuda

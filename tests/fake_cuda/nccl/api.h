@@ -1,6 +1,6 @@
-// NCCL's functions as libtorch_cuda 2.11 imports them, with their binary
-// interface (nccl.h of 2.28.9), so that a machine without that header can build
-// this. If the header is found, header_check.cc compares every line with it.
+// NCCL's functions as libtorch_cuda 2.11 imports them, with the binary
+// interface of nccl.h 2.28.9, so that a machine without that header can build
+// this library. If the header is found, header_check.cc compares the two.
 #pragma once
 
 #include <cstddef>

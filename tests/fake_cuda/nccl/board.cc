@@ -47,7 +47,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) == 1;
 }
 
-// Returns 64 random bits, not 0; their last 16 (the name) differ enough.
+// Returns a random id that is not 0. Its last 16 bits are the name in messages.
 uint64_t NewId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -59,7 +59,7 @@ Shared* Map(int fd) {
   return at == MAP_FAILED ? nullptr : static_cast<Shared*>(at);
 }
 
-// Null: the board does not exist any more.
+// Returns null if the board no longer exists.
 Shared* Open(const UniqueId& id) {
   Address address;
   std::memcpy(&address, &id, sizeof(address));
@@ -210,7 +210,7 @@ Fate Board::FateOf(int rank) {
   };
   if (SilentDeaths()) return told() == Fate::kLeft ? told() : Fate::kHere;
   if (member.state != MemberState::kJoined || !HasDied(rank)) return told();
-  // It may have left before its process ended.
+  // The rank may have left after `state` was read, before its process ended.
   return told() == Fate::kHere ? Fate::kDied : told();
 }
 

@@ -1,10 +1,10 @@
 // A communicator's memory, which its ranks share: the ranks, the operations
 // that each has issued, and the bytes in flight.
 //
-// It is a memfd, which joining ranks open through /proc/PID/fd of the process
-// that made the unique id. It has no name in a file system, so nothing is left
-// when any of them is killed. As with NCCL's bootstrap, its maker must live
-// until all have joined.
+// The memory is a memfd. Joining ranks open it through /proc/PID/fd of the
+// process that made the unique id, which must live until all have joined, as
+// with NCCL's bootstrap. A memfd has no name in a file system, so killed ranks
+// leave nothing.
 #pragma once
 
 #include <sys/types.h>
@@ -23,8 +23,8 @@
 
 namespace sluice::fake_nccl {
 
-// How many operations a rank may be ahead of another; then it waits to issue,
-// as with a full launch queue.
+// A rank that is this many operations ahead of another waits before it issues
+// the next one, as with a full launch queue.
 inline constexpr uint64_t kLog = 1024;
 inline constexpr size_t kChannelBytes = size_t{256} << 10;
 
@@ -48,7 +48,7 @@ struct Channel {
   std::byte bytes[kChannelBytes];
 };
 
-// States follow each other: absent, joined, then left or aborted.
+// In the order in which a member takes them. It ends as kLeft or kAborted.
 enum class MemberState : uint32_t {
   kAbsent,
   kJoining,
@@ -72,7 +72,7 @@ struct Shared {
   std::atomic<int> ranks = 0;  // 0: no rank has joined
   std::atomic<int> joined = 0;
   std::atomic<uint32_t> changed = 0;  // a counter; waiters sleep on it
-  std::atomic<int> failure = 0;       // a Result; -1 while it is written
+  std::atomic<int> failure = 0;       // a Result; -1 while `why` is written
   char why[1024] = {};
   Member members[kMaxRanks];
   Channel channels[kMaxRanks][kMaxRanks];  // [from][to]
@@ -91,8 +91,8 @@ class Board {
  public:
   // Makes a new board, which `id` names.
   static bool Make(UniqueId& id);
-  // Opens the board and waits until all ranks have joined. Null: `why` is the
-  // error.
+  // Opens the board and waits until all ranks have joined. Returns null on
+  // failure, with the error in `why`.
   static std::shared_ptr<Board> Join(const UniqueId& id, int ranks, int rank,
                                      int device, std::string& why);
   ~Board();
@@ -101,14 +101,13 @@ class Board {
   Shared& shared() { return *shared_; }
   int ranks() const { return ranks_; }
 
-  // Ends all operations of all ranks with this failure. Only the first one
-  // counts.
+  // Ends all operations of all ranks with this failure. Returns false and keeps
+  // the first failure if there is one.
   bool Fail(Result result, const std::string& why);
   Result failure() const;
   std::string why() const;
-  // Returns whether a rank can still take part. A rank that died without
-  // leaving is detected by its process; with silent deaths (options.h) only
-  // ranks that left are gone.
+  // Returns kHere if a rank can still take part. A death is detected by the
+  // rank's process. With silent deaths (options.h) only kLeft is reported.
   Fate FateOf(int rank);
   // Fails the board if a rank died.
   void LookForDeaths();

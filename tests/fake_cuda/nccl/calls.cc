@@ -28,7 +28,7 @@ Result RefuseDead(const char* call) {
                 fmt::format("{}: no live communicator", call));
 }
 
-// The operations that this process issued, by Operation.
+// The number of operations that this process issued, by Operation.
 struct Counts {
   ~Counts() {
     if (!TellsCounts()) return;
@@ -231,7 +231,7 @@ const char* ncclGetErrorString(Result result) {
 
 const char* ncclGetLastError(Communicator*) { return LastError(); }
 
-// None of their parameters is read, whatever they are.
+// Defined without parameters, as none is read.
 #define SLUICE_FAKE_NCCL_REFUSE(name)                         \
   SLUICE_FAKE_NCCL_EXPORT Result name() {                     \
     return Refuse(kInvalidUsage, #name " is not built here"); \

@@ -39,10 +39,10 @@ class Collectives : public ::testing::TestWithParam<int> {
     return {begin, begin + static_cast<std::ptrdiff_t>(Count())};
   }
 };
-// One element, some, and more than a channel holds at once.
+// The parameter is the count; the last one exceeds a channel's buffer.
 INSTANTIATE_TEST_SUITE_P(, Collectives, ::testing::Values(1, 1000, 300'000));
 
-TEST_P(Collectives, AllReduceSumsInPlaceAndNot) {
+TEST_P(Collectives, AllReduceWorksInPlaceAndBetweenBuffers) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const from = rank.Make(Of(rank.rank, Count()));
     void* const to = rank.Make(Count());
@@ -58,7 +58,7 @@ TEST_P(Collectives, AllReduceSumsInPlaceAndNot) {
   EXPECT_EQ(RunRanks(kRanks, WithOne(body)), "");
 }
 
-TEST_P(Collectives, ReduceReachesTheRootOnly) {
+TEST_P(Collectives, ReduceWritesTheSumOnTheRootOnly) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const from = rank.Make(Of(rank.rank, Count()));
     void* const to = rank.Make(Floats(Count(), -1));
@@ -71,7 +71,7 @@ TEST_P(Collectives, ReduceReachesTheRootOnly) {
   EXPECT_EQ(RunRanks(kRanks, WithOne(body)), "");
 }
 
-TEST_P(Collectives, ReduceScatterGivesEachItsBlock) {
+TEST_P(Collectives, ReduceScatterGivesEachRankItsBlock) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const from = rank.Make(Of(rank.rank, kRanks * Count()));
     void* const to = rank.Make(Count());
@@ -99,7 +99,7 @@ TEST_P(Collectives, AllGatherInPlaceGivesAllBlocks) {
   EXPECT_EQ(RunRanks(kRanks, WithOne(body)), "");
 }
 
-TEST_P(Collectives, BroadcastGivesAllTheRoots) {
+TEST_P(Collectives, BroadcastGivesEveryRankTheRootsValues) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const bytes = rank.Make(Of(rank.rank, Count()));
     EXPECT_EQ(ncclBcast(bytes, Count(), kFloat32, 2, communicator, rank.stream),
@@ -109,8 +109,8 @@ TEST_P(Collectives, BroadcastGivesAllTheRoots) {
   EXPECT_EQ(RunRanks(kRanks, WithOne(body)), "");
 }
 
-// As one call, and as c10d does it: a group of sends and receives.
-TEST_P(Collectives, AllToAllIsAGroupOfMessages) {
+// c10d issues an all-to-all as a group of sends and receives.
+TEST_P(Collectives, AllToAllEqualsAGroupOfSendsAndReceives) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const from = rank.Make(Of(rank.rank, kRanks * Count()));
     void* const to = rank.Make(kRanks * Count());

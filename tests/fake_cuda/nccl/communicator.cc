@@ -68,8 +68,8 @@ struct Communicator::Operations {
     const MutexLock lock(mutex);
     return aborted;
   }
-  // Waits until all earlier operations have ended; false: the operation must
-  // not run.
+  // Waits until all earlier operations have ended. Returns false if the
+  // operation must not run.
   bool Begin(const Board& board, uint64_t ticket);
   void End(uint64_t ticket);
 };
@@ -123,7 +123,7 @@ Result Communicator::Join(int ranks, const UniqueId& id, int rank,
   }
   std::string why;
   auto board = Board::Join(id, ranks, rank, device, why);
-  // Another rank's end is no mistake of this rank.
+  // No finding, as another rank's end may be the cause.
   if (board == nullptr) {
     fake_cuda::fake_cuda_let_go(buffers);
     return Tell(kRemoteError, why);
@@ -194,7 +194,7 @@ std::string Communicator::Publish(const std::vector<Issue>& group) {
   const MutexLock lock(world.mutex);
   std::string wrong = world.sequences[device_].Publish(hold(), WhatsOf(group));
   if (wrong.empty()) return wrong;
-  // The other communicators on this GPU would wait as well.
+  // The GPU's other communicators fail, too: their operations would hang.
   for (Communicator* const one : world.live) {
     if (one->device_ == device_) one->board_->Fail(kInvalidUsage, wrong);
   }

@@ -1,4 +1,4 @@
-// One rank's handle of a communicator, and the operations that it issues.
+// One rank's handle of a communicator, and the operations that the rank issues.
 //
 // An operation is checked when it is issued: by its buffers, and against the
 // operations of the other ranks (sequence.h). Then it becomes an operation of
@@ -24,8 +24,8 @@ class Communicator {
                      Communicator** made);
   // Returns whether this pointer is a live communicator.
   static bool IsLive(const Communicator* communicator);
-  // Releases the handle, which must not be used afterwards. What queued
-  // operations use lives on.
+  // Releases the handle, which must not be used afterwards. Queued operations
+  // keep what they use alive.
   static void Release(Communicator* communicator);
 
   Place place() const { return {rank_, board_->ranks()}; }
@@ -34,9 +34,10 @@ class Communicator {
   // Enqueues one operation, or a group's operations, which run as one.
   Result Enqueue(const std::vector<Issue>& group, Stream stream);
   Result AsyncError();
-  // Waits for the issued operations, and leaves the communicator.
+  // Waits for the issued operations, then leaves the communicator.
   Result Finalize();
-  // Ends running operations: here at once, on other ranks with an error.
+  // Ends this rank's operations at once, and those of other ranks with an
+  // error.
   void Abort();
 
  private:
@@ -48,7 +49,7 @@ class Communicator {
   ~Communicator();
   Hold hold() const { return {&board_->shared(), place()}; }
   std::string Check(const std::vector<Issue>& group) const;
-  // Waits until no rank is too far behind to compare with.
+  // Waits until no rank is kLog operations behind (board.h).
   void AwaitOthers(const std::vector<Issue>& group) const;
   std::string Publish(const std::vector<Issue>& group);
   Result Launch(const std::vector<Issue>& group, Stream stream);

@@ -13,7 +13,7 @@ struct Progress {
   Transfer transfer;
   Channel& channel;
   size_t done = 0;
-  uint64_t whole = 0;  // of a send: the channel's count once all is put
+  uint64_t whole = 0;  // for a send: channel.put after its last byte
 };
 
 // Returns the size of a copy to or from the ring at `at`, at most to its end.

@@ -17,10 +17,10 @@ struct Transfer {
   size_t size = 0;
 };
 
-// Runs the transfers until the other side has taken all that was sent, and all
-// that is received is here. False: `stopped`, or the communicator has failed. A
-// send does not end before its bytes are taken, so code that relies on NCCL's
-// buffers hangs here.
+// Runs the transfers until the peers have taken all sent bytes and all received
+// bytes are here. Returns false if `stopped` returns true or the communicator
+// fails. A send does not end before its bytes are taken, so code that relies on
+// NCCL's buffers hangs here.
 bool Exchange(Board& board, int rank, std::vector<Transfer> transfers,
               const std::function<bool()>& stopped);
 

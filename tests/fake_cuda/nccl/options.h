@@ -1,20 +1,20 @@
-// The settings of SLUICE_FAKE_NCCL, a list like SLUICE_FAKE_CUDA:
+// The settings of the environment variable SLUICE_FAKE_NCCL, such as
 // "silent=1,aborts=0".
 #pragma once
 
 namespace sluice::fake_nccl {
 
-// Whether deaths and aborts of a rank are not reported to others. So it is
-// between GPUs of one node, where a kernel waits in memory for ever and only
-// its own rank's abort ends it.
+// Returns whether a rank's death or abort is hidden from the others, as between
+// GPUs of one node: there a kernel waits in memory for ever, and only its own
+// rank's abort ends it.
 bool SilentDeaths();
 
-// If false, an aborted communicator is a finding, with its unfinished
-// operations. For runs that should end well.
+// Returns whether an abort of a communicator is no finding. A run that should
+// end well sets aborts=0.
 bool AbortsAreFine();
 
-// Whether each process reports on stderr at its end how many collectives it
-// issued.
+// Returns whether each process writes to stderr at its end how many collectives
+// it issued.
 bool TellsCounts();
 
 }  // namespace sluice::fake_nccl

@@ -1,6 +1,6 @@
 // Tests that violations of NCCL's rules are found, whatever the timing:
 // sequences that differ, communicators that cross, buffers that race. Also
-// tests that an early end of one rank ends all.
+// tests that one rank's abort ends all operations.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 
 constexpr size_t kCount = 16;
 
-// One rank is later than the other, in both orders.
+// The parameter is the rank that is late.
 class Order : public ::testing::TestWithParam<int> {
  protected:
   static void SetUpTestSuite() {
@@ -43,14 +43,14 @@ class Order : public ::testing::TestWithParam<int> {
     return ncclRecv(rank.Make(count), count, kFloat32, 1 - rank.rank,
                     communicator, rank.stream);
   }
-  // Both learn of it: one by its call, the other by its communicator.
+  // Both ranks' communicators report the failure, whichever rank found it.
   static void BothFail(TestRank&, Communicator* communicator) {
     EXPECT_EQ(TestRank::AwaitError(communicator), kInvalidUsage);
   }
 };
 INSTANTIATE_TEST_SUITE_P(, Order, ::testing::Values(0, 1));
 
-TEST_P(Order, OtherOperationsAreFound) {
+TEST_P(Order, DifferentOperationsAreFound) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     BeLate(rank);
     if (rank.rank == 0) {
@@ -66,7 +66,7 @@ TEST_P(Order, OtherOperationsAreFound) {
   EXPECT_THAT(found, HasSubstr("Broadcast of 16 float32 at root 0"));
 }
 
-TEST_P(Order, OtherCountsTypesReductionsAndRootsAreFound) {
+TEST_P(Order, DifferentCountsTypesReductionsAndRootsAreFound) {
   for (int kind = 0; kind < 4; ++kind) {
     const auto body = [kind](TestRank& rank, Communicator* communicator) {
       BeLate(rank);
@@ -84,7 +84,7 @@ TEST_P(Order, OtherCountsTypesReductionsAndRootsAreFound) {
   }
 }
 
-TEST_P(Order, MessagesOfOtherSizesAreFound) {
+TEST_P(Order, ASendAndAReceiveOfDifferentSizesAreFound) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     BeLate(rank);
     if (rank.rank == 0) {
@@ -121,9 +121,9 @@ TEST_P(Order, CrossedCommunicatorsAreFound) {
   EXPECT_THAT(RunRanks(2, WithTwo(body)), HasSubstr("operations of communic"));
 }
 
-// The hosts would never issue a second operation, so the first two must
-// suffice.
-TEST_P(Order, CrossedCommunicatorsAreFoundWhereTheHostWaitsBetween) {
+// Neither host gets past its wait, so the two first operations must suffice for
+// the finding.
+TEST_P(Order, CrossedCommunicatorsAreFoundIfTheHostWaitsBetween) {
   const auto body = [](TestRank& rank, Communicator* one, Communicator* two) {
     BeLate(rank);
     const bool first = rank.rank == 0;
@@ -150,7 +150,7 @@ TEST_P(Order, MessagesCrossedWithAnotherCommunicatorAreFound) {
   EXPECT_THAT(RunRanks(2, WithTwo(body)), HasSubstr("Send of 16 float32"));
 }
 
-TEST_P(Order, OneOrderOfTwoCommunicatorsIsNoFinding) {
+TEST_P(Order, TheSameOrderOfTwoCommunicatorsIsNoFinding) {
   const auto body = [](TestRank& rank, Communicator* one, Communicator* two) {
     BeLate(rank);
     for (int i = 0; i < 20; ++i) {
@@ -168,7 +168,7 @@ TEST_P(Order, OneOrderOfTwoCommunicatorsIsNoFinding) {
   EXPECT_EQ(RunRanks(2, WithTwo(body)), "");
 }
 
-TEST_P(Order, AFillThatNothingOrdersBeforeASendIsARace) {
+TEST_P(Order, AnUnorderedFillBeforeACollectiveIsARace) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     BeLate(rank);
     StreamPointer other = nullptr;
@@ -186,7 +186,7 @@ TEST_P(Order, AFillThatNothingOrdersBeforeASendIsARace) {
               HasSubstr("race: read after write: AllReduce of 16 float32"));
 }
 
-TEST_P(Order, ALateReadOfWhatArrivesIsARace) {
+TEST_P(Order, AnUnorderedFillAfterACollectiveIsARace) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     StreamPointer other = nullptr;
     EXPECT_EQ(cuStreamCreate(&other, kStreamNonBlocking), 0);
@@ -201,7 +201,7 @@ TEST_P(Order, ALateReadOfWhatArrivesIsARace) {
   EXPECT_THAT(RunRanks(2, WithOne(body)), HasSubstr("a fill on stream"));
 }
 
-TEST_P(Order, AnAbortEndsTheOthersOperations) {
+TEST_P(Order, AnAbortEndsTheOtherRanksOperations) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     if (rank.rank == GetParam()) {
       BeLate(rank);
@@ -222,7 +222,7 @@ TEST_P(Order, AnAbortEndsTheOthersOperations) {
 
 // A rank aborts when the daemon reports a dead peer; nothing else ends the
 // wait.
-TEST_P(Order, AnAbortEndsWhatRunsAndWhatIsQueued) {
+TEST_P(Order, AnAbortEndsRunningAndQueuedOperations) {
   UniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), kSuccess);
   const auto body = [&](TestRank& rank) {

@@ -1,5 +1,5 @@
-// Runs ranks as real processes: what kill -9 leaves of them, and which of them
-// learn of a death.
+// Tests ranks as real processes: what kill -9 of a rank leaves, and how the
+// other rank learns of it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr size_t kCount = 100'000;
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// Only the children use the fakes: each opens its own driver of one node.
+// Only the children use the fakes. Each opens its own driver, on one node.
 class Processes : public ::testing::Test {
  protected:
   Processes() {
@@ -78,7 +78,7 @@ class Processes : public ::testing::Test {
   TempDir node_, signs_;
 };
 
-TEST_F(Processes, SumAcrossThem) {
+TEST_F(Processes, AllReduceSumsAcrossProcesses) {
   const Body body = [](TestRank& rank, Communicator* communicator) {
     void* const bytes = rank.Make(Floats(kCount, 1.0F + rank.rank));
     EXPECT_EQ(SumAll(rank, bytes, communicator), kSuccess);
@@ -91,9 +91,9 @@ TEST_F(Processes, SumAcrossThem) {
   EXPECT_EQ(Findings(), "");
 }
 
-// If either rank is killed, also the maker of the unique id, the other's
-// operation ends with an error, and no named shared memory is left.
-TEST_F(Processes, OneKilledEndsTheOthersOperation) {
+// Kills each rank in turn. Rank 0 is the maker of the unique id. No named
+// shared memory may be left.
+TEST_F(Processes, AKilledRankEndsTheOtherRanksOperation) {
   const auto names = [] {
     std::vector<std::string> names;
     for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
@@ -133,7 +133,7 @@ TEST_F(Processes, OneKilledEndsTheOthersOperation) {
 }
 
 // As between GPUs of one node, only the rank's own abort ends the wait.
-TEST_F(Processes, ASilentDeathIsEndedByAnAbort) {
+TEST_F(Processes, OnlyAnAbortEndsTheWaitForASilentlyDeadRank) {
   setenv("SLUICE_FAKE_NCCL", "silent=1", 1);
   const auto victim = Start(0, [](TestRank&, Communicator*) {
     Say("joined");
@@ -157,7 +157,7 @@ TEST_F(Processes, ASilentDeathIsEndedByAnAbort) {
   unsetenv("SLUICE_FAKE_NCCL");
 }
 
-TEST_F(Processes, MismatchesAreFoundAcrossThem) {
+TEST_F(Processes, MismatchesAreFoundAcrossProcesses) {
   const Body body = [](TestRank& rank, Communicator* communicator) {
     void* const bytes = rank.Make(Floats(kCount, 1));
     ncclAllReduce(bytes, bytes, kCount - static_cast<size_t>(rank.rank),

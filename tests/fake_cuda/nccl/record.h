@@ -8,7 +8,7 @@
 // positions must be equal as well. They are known when an operation is issued,
 // so a wrong order is found whatever the timing.
 //
-// Lies in memory that processes share: plain bytes.
+// Records lie in memory that processes share, so they hold plain bytes only.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -23,7 +23,7 @@
 namespace sluice::fake_nccl {
 
 inline constexpr int kMaxRanks = 8;
-inline constexpr int kMaxCommunicators = 8;  // of a GPU
+inline constexpr int kMaxCommunicators = 8;  // per GPU
 
 enum class Operation : int {
   kAllReduce,
@@ -39,8 +39,8 @@ enum class Operation : int {
 struct What {
   Operation operation = Operation::kAllReduce;
   DataType type = kFloat32;
-  Reduction reduction = kSum;  // of operations that reduce
-  int root = -1;               // -1: none; of send and receive: the peer
+  Reduction reduction = kSum;  // only if Reduces(operation)
+  int root = -1;               // the root, or the peer of a send or receive
   uint64_t count = 0;
 };
 
@@ -48,7 +48,7 @@ struct What {
 struct Position {
   uint64_t communicator = 0;  // 0: no entry
   uint64_t collectives = 0;
-  // In the record of a send or receive: the sends and receives with its peer.
+  // Only in records of a send or receive: how many preceded it with its peer.
   uint64_t with_peer = 0;
 };
 
@@ -71,10 +71,11 @@ struct Side {
   const Record& record;
 };
 
-// Returns why two records at the same place in the sequence, or the send and
-// receive of one message, do not match; nullopt: they do.
+// Returns how two records at the same place in the sequence, or the send and
+// receive of one message, differ.
 std::optional<std::string> Mismatch(const Side& one, const Side& other);
-// Returns why matching records are in different orders among communicators.
+// Returns how the orders of two ranks among communicators differ, if their
+// records match otherwise.
 std::optional<std::string> Crossing(const Side& one, const Side& other);
 // `other` has issued an operation that this rank, which is at `now`, has not.
 // Returns a message if this rank is already past the position of that

@@ -23,7 +23,8 @@ T Combine(T a, T b, Reduction reduction) {
   }
 }
 
-// How a type is stored (S), and computed (T).
+// A number format: S is its stored type, and Load returns the type that
+// computes.
 template <typename T>
 struct Plain {
   using S = T;

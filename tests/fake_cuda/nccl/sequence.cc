@@ -53,8 +53,7 @@ std::string Sentence(const Hold& in, uint64_t index, const std::string& why) {
                      index, why);
 }
 
-// Compares the newest record of a log with the records at the same place in the
-// others.
+// Compares record `index` of our log with that of each other log.
 std::string Compare(const Hold& in, const Logs& logs, uint64_t index) {
   const Side own{in.place.rank, logs.own->at(index)};
   for (const Other& other : logs.others) {

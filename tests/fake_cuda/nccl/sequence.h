@@ -19,18 +19,17 @@ struct Hold {
 // Thread safety: none; one lock for all of a process.
 class Sequence {
  public:
-  // False: there are already as many as a record can name.
+  // Returns false if there already are kMaxCommunicators holds.
   bool Add(const Hold& hold);
   void Remove(const Hold& hold);
 
   // Records a group's operations for the other ranks. Returns how they disagree
-  // with what the others have issued so far; empty: they agree. The second rank
-  // to issue a disagreeing operation finds it.
+  // with the operations that the others have issued so far, or an empty string.
+  // So the second of two ranks finds their disagreement.
   std::string Publish(const Hold& in, const std::vector<What>& group);
 
  private:
-  // The process and GPU of a rank, by which communicators find their common
-  // ranks.
+  // A rank is recognised in other communicators by its process and GPU.
   struct Identity {
     pid_t process = 0;
     int device = -1;

@@ -15,8 +15,8 @@ using fake_cuda::Access;
 
 size_t BytesOf(const What& what) { return what.count * SizeOf(what.type); }
 
-// A running operation: where its bytes are, and what peers sent that is not yet
-// summed.
+// A running operation: the views of its buffers, and the received parts of a
+// sum.
 struct Running {
   const What& what;
   Place place;
@@ -42,7 +42,8 @@ std::byte* Block(std::byte* buffer, const Running& running, int i) {
   return buffer + static_cast<size_t>(i) * running.bytes();
 }
 
-// Adds a send to every peer: of the same bytes, or of the peer's own block.
+// Adds a send to every peer: of the peer's block if `blocks`, else of the whole
+// buffer.
 void SendToAll(const Running& running, bool blocks, Transfers& transfers) {
   EachPeer(running, [&](int peer) {
     std::byte* const from =
@@ -101,7 +102,7 @@ void Plan(Running& running, Transfers& transfers) {
   }
 }
 
-// Returns the part that this rank adds itself.
+// Returns this rank's own part of the sum.
 std::byte* OwnPart(const Running& running) {
   return running.what.operation == Operation::kReduceScatter
              ? Block(running.read, running, running.place.rank)

@@ -20,21 +20,20 @@ struct Issue {
   void* receive = nullptr;
 };
 
-// The bytes that it reads, and those that it then writes; of size 0: none.
+// The bytes that an operation reads and writes; a size of 0 means none.
 struct Buffers {
   fake_cuda::Access read, written;
 };
 Buffers BuffersOf(const Issue& issue, Place place);
 
-// Returns what is wrong with an operation by itself; empty: nothing.
+// Returns what is wrong with one operation's arguments, or an empty string.
 std::string CheckArguments(const Issue& issue, Place place);
-// Checks that no two operations of a group touch the same bytes if one writes,
-// except what NCCL calls in place.
+// Returns an error if bytes that an operation writes are also in another buffer
+// of the group, except in the forms that NCCL calls in place.
 std::string CheckApart(const std::vector<Issue>& group, Place place);
 
-// Runs a group, given the CPU's views of each operation's buffers: two per
-// operation, in the order of BuffersOf. False: it was ended before it was
-// complete.
+// Runs a group. `views` are the CPU's views of its buffers: two per operation,
+// as in Buffers. Returns false if the group ended before it was complete.
 bool Perform(Board& board, const std::vector<Issue>& group, Place place,
              const fake_cuda::Views& views,
              const std::function<bool()>& stopped);

@@ -16,14 +16,14 @@ using Floats = std::vector<float>;
 
 class TestRank {
  public:
-  // Uses GPU `rank`. Its context becomes the thread's.
+  // Makes the context of GPU `rank` current in this thread.
   TestRank(int rank, int ranks);
   ~TestRank();
   TestRank(const TestRank&) = delete;
 
   // Joins the communicator; fails the test if it cannot.
   Communicator* Join(const UniqueId& id);
-  // Returns memory on the GPU for so many floats; it lives as long as this
+  // Returns memory on the GPU for `floats` floats, which lives as long as this
   // object.
   void* Make(size_t floats);
   void* Make(const Floats& values);
@@ -48,12 +48,12 @@ class TestRank {
   std::vector<Memory> memories_;
 };
 
-// Runs `body` on a thread per rank. Returns the findings; "": none.
+// Runs `body` on a thread per rank. Returns the findings, or "".
 std::string RunRanks(int ranks, const std::function<void(TestRank&)>& body);
-// Runs with a communicator of all ranks, which is destroyed at the end.
+// Runs `body` with one communicator of all ranks, and destroys it at the end.
 using WithOne = std::function<void(TestRank&, Communicator*)>;
 std::string RunRanks(int ranks, const WithOne& body);
-// Runs with two communicators: of the first and of the second unique id.
+// Runs `body` with two communicators of all ranks.
 using WithTwo = std::function<void(TestRank&, Communicator*, Communicator*)>;
 std::string RunRanks(int ranks, const WithTwo& body);
 

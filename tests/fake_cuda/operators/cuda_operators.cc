@@ -1,5 +1,5 @@
-// cuda_operators LIBTORCH_CUDA: reads operators, one per line, and prints those
-// that have no kernel for CUDA once that library is loaded. Needs no GPU.
+// cuda_operators LIBTORCH_CUDA: reads operators from stdin, one per line, and
+// prints those without a CUDA kernel in that library. Needs no GPU.
 //
 // Exits with 2 if the library cannot be loaded, or if it registers no kernels.
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """operators_test.py HARNESS RECORDER CHECKER LIBTORCH_CUDA VENV
 
-Every ATen operator that a training run calls on sim has a kernel for CUDA in
-the real libtorch_cuda.so. HARNESS is the folder of the trainer's tests. VENV
-has NVIDIA's libraries, which libtorch_cuda.so needs (./dev setup python)."""
+Checks that the real libtorch_cuda.so has a CUDA kernel for every ATen operator
+that training runs call on sim, apart from ONLY_ON_CPU. HARNESS is the folder of
+the trainer's tests. VENV has NVIDIA's libraries, which libtorch_cuda.so needs
+(./dev setup python)."""
 
 import glob
 import os
@@ -18,13 +19,12 @@ NVIDIA = glob.glob(VENV + "/lib/python3*/site-packages/nvidia/*/lib")
 sys.path.insert(0, HARNESS)
 import harness  # noqa: E402
 
-# Operators of the CPU alone; client/torch/backend calls others on other
-# devices.
+# Operators that client/torch/backend calls on the CPU only.
 ONLY_ON_CPU = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward",
 }
-# Operators that a GPU has in their place, or in addition.
+# Operators that client/torch/backend calls on a GPU instead, or in addition.
 INSTEAD = {
     "aten::_flash_attention_forward",
     "aten::_flash_attention_backward",
@@ -42,8 +42,8 @@ RUNS = [f"--arch {arch} --method {method} --ranks {ranks} --dtype {dtype}"
 
 
 def without_kernel(operators):
-    """Returns the operators without a CUDA kernel in the real library. Raises
-    if there is no library."""
+    """Returns those of `operators` without a CUDA kernel in the real library.
+    Raises RuntimeError if the library cannot be loaded."""
     checked = subprocess.run(
         [CHECKER, LIBTORCH_CUDA], input="".join(o + "\n" for o in operators),
         capture_output=True, text=True,
@@ -60,7 +60,7 @@ class Operators(harness.TrainTest):
                         "setup python")
 
     def recorded(self):
-        """Returns the operators of all runs."""
+        """Returns the operators that any of RUNS calls."""
         with tempfile.TemporaryDirectory() as folder:
             os.environ.update(LD_PRELOAD=RECORDER,
                               SLUICE_RECORDED_OPERATORS=folder)
@@ -76,17 +76,17 @@ class Operators(harness.TrainTest):
                     lines |= set(file.read().split())
         return lines
 
-    def test_what_a_run_calls_has_a_kernel_for_cuda(self):
+    def test_each_operator_of_a_run_has_a_cuda_kernel(self):
         operators = self.recorded()
         print(f"{len(operators)} operators in {len(RUNS)} runs")
         self.assertLessEqual(ONLY_ON_CPU, operators)
         self.assertGreater(len(operators), 60)
         self.assertEqual(without_kernel(operators), ONLY_ON_CPU)
 
-    def test_what_a_gpu_has_instead_has_one(self):
+    def test_each_replacement_has_a_cuda_kernel(self):
         self.assertEqual(without_kernel(INSTEAD), set())
 
-    def test_an_operator_that_is_none_is_found(self):
+    def test_an_unknown_operator_is_reported(self):
         self.assertEqual(without_kernel({"aten::mm", "aten::no_such.out"}),
                          {"aten::no_such.out"})
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Every removed check of a result, push, release and call is detected:
-defects_test.py BUILD.
+"""defects_test.py BUILD: the tests of the cuda table detect every removed check
+of a result, push, release and call.
 
 Copies each source of the cuda table with one thing removed, links the table's
 tests with it, and expects one of them to fail on the fake driver: by a broken
@@ -138,7 +138,7 @@ def mutants(source):
                 what += f" #{number}"
             yield (where, what,
                    text[:match.start()] + replace(statement) + text[end:])
-    # The driver does not know of these releases.
+    # The fake driver does not see munmap, so it is removed by its own rule.
     for match in re.finditer(r"\bmunmap(?=\()", text):
         yield (function_at(text, match.start()), "call munmap",
                f"{text[:match.start()]}0{text[bracket_end(text, match.end()):]}")

@@ -42,7 +42,7 @@ const std::vector<std::string>& Functions() {
   return names;
 }
 
-// Functions with failures that cannot be handled: the object is lost.
+// The table does not report failures of these functions: no caller could act.
 const std::set<std::string> kSilent = {"cuMemRelease",
                                        "cuDevicePrimaryCtxRelease_v2",
                                        "cuLibraryUnload", "cuCtxPopCurrent_v2"};
@@ -63,7 +63,7 @@ Calls Counts() {
 
 struct Outcome {
   absl::Status status;
-  Calls opened, used, closed;  // calls so far
+  Calls opened, used, closed;  // calls up to each point
 };
 
 struct Piece {
@@ -182,15 +182,15 @@ class FailingCalls : public ::testing::TestWithParam<const char*> {
         "gpus=2,gpu_granularity_kib=64,host_granularity_kib=128");
     fake_cuda::fake_cuda_set(GetParam());
   }
-  // Returns the findings and live objects that the failed call does not
-  // explain, at the driver's end.
+  // Returns the findings and live objects after the driver's end that the
+  // failed call does not explain.
   static std::string Left(const std::string& failed) {
     std::string findings, alive;
     fake_cuda::fake_cuda_recover();
     fake_cuda::fake_cuda_take_findings(findings);
     fake_cuda::fake_cuda_alive(alive);
-    // Without its context an object cannot be released alone: it is released
-    // with the last hold on the context.
+    // An object cannot be released if its context cannot be pushed. The last
+    // hold on the context releases the object.
     if (failed == "cuCtxPushCurrent_v2") {
       findings = Without(findings, "go before their context");
     }
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(HostMemory, FailingCalls,
                                       : "HostNuma";
                          });
 
-TEST_P(FailingCalls, SayOneLineAndLeaveNothing) {
+TEST_P(FailingCalls, GiveOneErrorLineAndLeaveNothing) {
   const Calls before = Counts();
   const Outcome clean = RunAll();
   ASSERT_THAT(clean.status, testing::IsOk());
@@ -245,7 +245,7 @@ TEST_P(FailingCalls, SayOneLineAndLeaveNothing) {
   EXPECT_GT(points, 100);
 }
 
-TEST_P(FailingCalls, AnErrorWithoutANameIsANumber) {
+TEST_P(FailingCalls, AnErrorWithoutANameIsReportedByItsNumber) {
   const std::pair<const char*, const char*> said[] = {
       {"cuGetErrorName", "cuDeviceGetCount: error 999 ("},
       {"cuGetErrorString",
@@ -260,7 +260,7 @@ TEST_P(FailingCalls, AnErrorWithoutANameIsANumber) {
   }
 }
 
-TEST(Findings, OfOneRuleAreLeftOutAndOthersStay) {
+TEST(Findings, WithoutRemovesOnlyLinesWithTheText) {
   EXPECT_EQ(Without("a race\nthey go before it\nnothing\n", "go before"),
             "a race\nnothing\n");
 }

@@ -1,4 +1,4 @@
-// Fixture: the cuda table, opened on a fake driver of two GPUs.
+// A fixture that opens the cuda table on a fake driver of two GPUs.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ class OpenedTable : public ::testing::Test {
     driver_.reset();
     fake_cuda::ExpectNothingLeft();
   }
-  // Opens it with `settings` (tests/fake_cuda/README.md), until the test's end.
+  // Opens the table with `settings` (tests/fake_cuda/settings.h).
   void Open(const char* settings = "gpus=2") {
     fake_cuda::fake_cuda_set(settings);
     auto driver = OpenCudaDriver();

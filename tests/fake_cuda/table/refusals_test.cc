@@ -1,5 +1,5 @@
-// Tests the errors of the cuda table itself: each check of its arguments, or of
-// an answer of the kernel, by its message.
+// Tests the messages of errors that the cuda table itself finds: in arguments,
+// in the driver's answers, and in the kernel's.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 
@@ -42,7 +42,7 @@ class Limit {
 
 class CudaRefusals : public OpenedTable {};
 
-TEST_F(CudaRefusals, WhatIsNotThereIsRefusedByName) {
+TEST_F(CudaRefusals, AMissingObjectIsRefusedByName) {
   Open();
   const DeviceIndex none(1000);
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
@@ -60,7 +60,7 @@ TEST_F(CudaRefusals, WhatIsNotThereIsRefusedByName) {
               StatusIs(kBad, HasSubstr("there is no module 4711")));
 }
 
-TEST_F(CudaRefusals, AStreamOrEventThatIsNotThereIsRefusedByName) {
+TEST_F(CudaRefusals, AMissingStreamOrEventIsRefusedByName) {
   Open();
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
   const Stream compute = driver_->ComputeStream(kFirstGpu);
@@ -87,7 +87,7 @@ TEST_F(CudaRefusals, AnOldDriverIsRefusedWithTheVersionThatIsNeeded) {
   EXPECT_THAT(OpenCudaDriver(), IsOk());
 }
 
-TEST_F(CudaRefusals, ExclusiveGpusAreRefusedWithTheCommandThatChangesIt) {
+TEST_F(CudaRefusals, ExclusiveGpusAreRefusedWithTheCommandThatSharesThem) {
   fake_cuda::fake_cuda_set("compute_mode=3");
   const auto driver = OpenCudaDriver();
   fake_cuda::fake_cuda_set("compute_mode=0");
@@ -97,7 +97,7 @@ TEST_F(CudaRefusals, ExclusiveGpusAreRefusedWithTheCommandThatChangesIt) {
                                  "fafafafafa00 -c 0")));
 }
 
-TEST_F(CudaRefusals, ALostGpuKeepsItsNumberAndItsCallsSayWhatItsFaultIs) {
+TEST_F(CudaRefusals, ALostGpuKeepsItsNumberAndItsCallsReportItsFault) {
   Open("gpus=2,lose=0");
   fake_cuda::fake_cuda_set("lose=-1");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpus, driver_->Devices());
@@ -122,8 +122,7 @@ TEST_F(CudaRefusals, ANodeWithoutGpusIsRefused) {
                                      HasSubstr("CUDA_VISIBLE_DEVICES is ''"))));
 }
 
-// The kernel's refusals of host memory that is a memfd.
-TEST_F(CudaRefusals, HostMemoryThatTheKernelRefusesIsToldByItsCall) {
+TEST_F(CudaRefusals, RefusedHostMemoryNamesTheFailedCall) {
   Open("host_numa=0");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size,
                               driver_->Granularity(kHostPlacement));

@@ -1,5 +1,5 @@
-// Regression tests of the cuda table, on the fake driver, which detects its
-// mistakes.
+// Regression tests of the cuda table, on the fake driver, which detects the
+// table's mistakes.
 #include <gmock/gmock.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
@@ -43,7 +43,7 @@ class CudaTable : public OpenedTable {
   }
 };
 
-TEST_F(CudaTable, WhatIsLeftGoesInItsContextWithTheDriver) {
+TEST_F(CudaTable, TheDriversEndReleasesObjectsInTheirContexts) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(kGpu1));
@@ -52,9 +52,9 @@ TEST_F(CudaTable, WhatIsLeftGoesInItsContextWithTheDriver) {
   ASSERT_THAT(Mapped(kOnHost, kGpu1), IsOk());
 }
 
-// If host memory is a memfd, the table must release its addresses itself; the
-// fake would not report leaks.
-TEST_F(CudaTable, AddressesOfMemfdsAreReleasedWhenAskedAndWithTheDriver) {
+// The table itself maps host memory that is a memfd, so the fake driver would
+// not report addresses that it leaks.
+TEST_F(CudaTable, MemfdAddressesAreReleasedOnRequestAndAtTheDriversEnd) {
   Open("host_numa=0");
   const auto is_mapped = [](Address at) {
     unsigned char resident = 0;
@@ -79,7 +79,7 @@ TEST_F(CudaTable, AnAdoptedStreamOutlivesTheDriver) {
 
 // Operations enqueued under either handle are in one order; otherwise the fake
 // finds a race.
-TEST_F(CudaTable, AStreamThatIsHandedOutIsTheSameStream) {
+TEST_F(CudaTable, ANativeStreamAdoptedAgainIsTheSameStream) {
   Open("jitter_us=500");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address gpu, Mapped(kOnGpu0, kGpu0));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address host, Mapped(kOnHost, kGpu0));
@@ -106,8 +106,8 @@ TEST_F(CudaTable, ARankOpensAContextOnItsOwnGpuOnly) {
   EXPECT_THAT(alive, ::testing::Not(HasSubstr("context of GPU 0")));
 }
 
-// The driver chooses the default alignment of a reservation.
-TEST_F(CudaTable, AReservationIsAlignedForWhatIsMappedThere) {
+// Without an alignment of the table's, the driver would choose a default one.
+TEST_F(CudaTable, AReservationIsAlignedForAnyMemoryMappedThere) {
   Open("gpu_granularity_kib=8192,host_granularity_kib=16384");
   for (int i = 0; i < 4; ++i) {
     ASSERT_THAT(Mapped(kOnHost, kGpu0), IsOk());
@@ -115,8 +115,8 @@ TEST_F(CudaTable, AReservationIsAlignedForWhatIsMappedThere) {
   }
 }
 
-// Guards against comparing a GPU's number, too, which is the exporter's number.
-TEST_F(CudaTable, AnImportIsOfTheKindThatItIsSaidToBe) {
+// The GPU's number is not compared: it may be the exporter's number.
+TEST_F(CudaTable, AnImportOfAnotherKindThanStatedIsRefused) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
@@ -155,7 +155,7 @@ TEST_F(CudaTable, RegisteredMemoryIsNotRegisteredAgainInPart) {
   EXPECT_THAT(driver_->HostRegister(pages + 3 * 4096, page), IsOk());
 }
 
-TEST_F(CudaTable, MemoryIsForNetworkCardsWhereTheyCanReachIt) {
+TEST_F(CudaTable, GpuMemoryIsMadeForNetworkCardsIfTheyCanReachIt) {
   const long before = fake_cuda::fake_cuda_rdma_memories();
   Open("rdma=0");
   ASSERT_THAT(Mapped(kOnGpu0, kGpu0), IsOk());
@@ -165,7 +165,7 @@ TEST_F(CudaTable, MemoryIsForNetworkCardsWhereTheyCanReachIt) {
   EXPECT_EQ(fake_cuda::fake_cuda_rdma_memories(), before + 1);
 }
 
-TEST_F(CudaTable, CodeThatIsNewerThanTheDriverNamesTheDriverThatItNeeds) {
+TEST_F(CudaTable, AModuleTooNewForTheDriverNamesTheNeededDriver) {
   Open();
   fake_cuda::fake_cuda_set("fail=cuLibraryLoadData:1:200");
   const std::byte code[8] = {};
@@ -174,13 +174,13 @@ TEST_F(CudaTable, CodeThatIsNewerThanTheDriverNamesTheDriverThatItNeeds) {
                        HasSubstr("need the NVIDIA driver 580 or newer")));
 }
 
-TEST_F(CudaTable, AGpuSaysItsNumaNode) {
+TEST_F(CudaTable, DevicesReportTheirNumaNode) {
   Open("numa=3");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
   EXPECT_EQ(devices.at(1).numa, NumaIndex(3));
 }
 
-TEST_F(CudaTable, AGpuSaysItsComputeCapability) {
+TEST_F(CudaTable, DevicesReportTheirComputeCapability) {
   Open("capability=89");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
   EXPECT_EQ(devices.at(1).capability, 89);
@@ -188,7 +188,7 @@ TEST_F(CudaTable, AGpuSaysItsComputeCapability) {
 
 // The size is another process's claim. It is compared with the file's size for
 // a memfd, and checked at mapping for the driver's memory.
-TEST_F(CudaTable, ALieAboutTheSizeIsFound) {
+TEST_F(CudaTable, AnImportWithAFalseSizeIsRefused) {
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;
   for (const bool driver_pins : {false, true}) {
     Open(driver_pins ? "host_numa=1" : "host_numa=0");
@@ -210,7 +210,7 @@ TEST_F(CudaTable, ALieAboutTheSizeIsFound) {
 }
 
 // Unmapping the middle of memory that was pinned as one pins both ends again.
-TEST_F(CudaTable, WhatCannotBePinnedAgainIsTold) {
+TEST_F(CudaTable, UnmapReportsMemoryThatItCannotPinAgain) {
   Open("host_numa=0");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
   for (int failing = 1; failing <= 2; ++failing) {
@@ -233,8 +233,7 @@ TEST_F(CudaTable, WhatCannotBePinnedAgainIsTold) {
   }
 }
 
-// The process's NUMA policy (numactl) is restored after memory was made.
-TEST_F(CudaTable, MakingHostMemoryLeavesTheThreadsNumaPolicy) {
+TEST_F(CudaTable, MakingHostMemoryKeepsTheThreadsNumaPolicy) {
   const unsigned long nodes[2] = {1, 0};
   if (syscall(SYS_set_mempolicy, MPOL_BIND, nodes, 65) != 0) {
     GTEST_SKIP() << "no NUMA policy here";
@@ -247,7 +246,7 @@ TEST_F(CudaTable, MakingHostMemoryLeavesTheThreadsNumaPolicy) {
   syscall(SYS_set_mempolicy, MPOL_DEFAULT, nullptr, 0);
 }
 
-TEST_F(CudaTable, ALostGpuIsUnavailableAndLeavesTheOther) {
+TEST_F(CudaTable, ALostGpuIsUnavailableAndTheOtherStillWorks) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(kGpu0));
@@ -262,7 +261,7 @@ TEST_F(CudaTable, ALostGpuIsUnavailableAndLeavesTheOther) {
 
 // Guards against one answer for all GPUs, in which a lost GPU hides what is
 // held on the others.
-TEST_F(CudaTable, ALostGpuAloneDoesNotSayWhatOthersHoldThere) {
+TEST_F(CudaTable, HeldOutsideOmitsOnlyTheLostGpu) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto beside, OpenCudaDriver());
   ASSERT_THAT(beside->Create(kOnGpu1, MiB(4)), IsOk());
@@ -274,9 +273,8 @@ TEST_F(CudaTable, ALostGpuAloneDoesNotSayWhatOthersHoldThere) {
   EXPECT_THAT(held, ElementsAre(Pair(kOnGpu1, MiB(4))));
 }
 
-// After such an error the context is useless, but the driver still ends
-// cleanly.
-TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
+// After error 700 the context is useless, but the driver still ends cleanly.
+TEST_F(CudaTable, ALostContextStaysUnavailable) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(kGpu0));
@@ -293,8 +291,9 @@ TEST_F(CudaTable, ALostContextIsUnavailableFromThenOn) {
   EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
 }
 
-// All tests above rely on this: that the fake ends a process with an error.
-TEST(FakeCudaDeathTest, AProcessThatLeavesSomethingFails) {
+// All tests above rely on the fake driver to end a process with an error if it
+// leaves an object.
+TEST(FakeCudaDeathTest, AProcessThatLeavesAStreamFails) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto leave = [] {
     auto driver = OpenCudaDriver();

@@ -1,6 +1,6 @@
-// Common parts of the CPU forms of CUDA's attention operators: a problem, the
-// arguments that all refuse, and ATen's CPU attention in fp32, which computes
-// it.
+// Common parts of the CPU forms of CUDA's attention operators: the operands,
+// the checks that all operators make, and the computation by ATen's CPU
+// attention in fp32.
 //
 // Thread safety: as kernel.h.
 #pragma once
@@ -19,14 +19,13 @@ using Four = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 using Five =
     std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
 
-// Tensors are [batch, heads, rows, dim]; scale is the caller's, or if unset
-// 1/sqrt(dim).
+// Tensors are [batch, heads, rows, dim]. An unset `scale` means 1/sqrt(dim).
 struct Problem {
   at::Tensor q, k, v;
   bool causal = false;
   std::optional<double> scale;
-  // The number of keys that a row sees on each side of its own key; negative:
-  // all. The last row's own key is the last key.
+  // The number of keys that a row sees on each side of its own key, or negative
+  // for all keys. The last row's own key is the last key.
   int64_t left = -1, right = -1;
   bool windowed() const { return left >= 0 || right >= 0; }
 };
@@ -42,16 +41,15 @@ at::Tensor LikeRows(const at::Tensor& t, int64_t dim);
 // Returns a tensor [batch, heads, rows] in fp32.
 at::Tensor LseOf(const Problem& p, int64_t rows);
 
-// Computes the attention. `lse` may have more rows than q: they become
-// infinite. A row without keys has an output of 0 and a log-sum-exp of
-// +infinity.
+// Computes the attention. Rows of `lse` beyond those of q become infinite. A
+// row without keys has an output of 0 and a log-sum-exp of +infinity.
 void Attend(const char* name, const Problem& p, const at::Tensor& output,
             const at::Tensor& lse);
 // Computes `gradients` of q, k and v. `lse`: [batch, heads, at least q's rows].
 void AttendBackward(const char* name, const Problem& p,
                     const at::Tensor& gradient, const at::Tensor& output,
                     const at::Tensor& lse, const Three& gradients);
-// Computes them into new tensors, laid out as by LikeRows.
+// Computes the gradients into new tensors, laid out as by LikeRows.
 Three AttendBackward(const char* name, const Problem& p,
                      const at::Tensor& gradient, const at::Tensor& output,
                      const at::Tensor& lse);

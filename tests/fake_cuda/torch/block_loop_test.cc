@@ -1,7 +1,7 @@
-// Causal attention over chunks as the streamed layer runs it, with the
-// product's own parts: the cuda table, its copy engine and merge kernel, and
-// torch's flash attention on CUDA tensors. Each of its waits is left out in
-// turn, and the race detector finds that by the order of the calls alone.
+// Causal attention over chunks as the streamed layer runs it: with the
+// product's cuda table, copy engine and merge kernel, and torch's flash
+// attention on CUDA tensors. Each case but the first leaves out one wait, and
+// the race detector must find it by the order of the calls alone.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/cuda/CUDAStream.h>
@@ -30,11 +30,11 @@ using device::CopyDirection;
 
 enum class Wait {
   kNone,
-  kKeysArrived,   // compute waits for k, v in
-  kOutputSent,    // compute waits for the former o out
-  kQueriesUsed,   // q in waits for compute
-  kKeysUsed,      // k, v in wait for compute
-  kOutputMerged,  // o out waits for compute
+  kKeysArrived,   // compute waits for the copy of k and v
+  kOutputSent,    // compute waits for the copy of the previous o
+  kQueriesUsed,   // the copy of q waits for compute
+  kKeysUsed,      // the copy of k and v waits for compute
+  kOutputMerged,  // the copy of o waits for compute
 };
 constexpr const char* kNames[] = {"None",        "KeysArrived", "OutputSent",
                                   "QueriesUsed", "KeysUsed",    "OutputMerged"};
@@ -191,7 +191,7 @@ class BlockLoop {
 
 class BlockLoopWaits : public ::testing::TestWithParam<Wait> {};
 
-TEST_P(BlockLoopWaits, AreEachNeededAndThenEnough) {
+TEST_P(BlockLoopWaits, EachIsNeededAndAllSuffice) {
   const auto driver = Ok(device::OpenCudaDriver());
   const Region transients(driver.get(), device::Placement::Gpu(DeviceIndex(0)),
                           MiB(8));

@@ -64,8 +64,8 @@ void PutOn(at::DeviceType device, Stack& values) {
   }
 }
 
-// Marks `copy` as a wrapped number if `t` is one: a number in the program's
-// text does not determine the type of a result.
+// Marks `copy` as a wrapped number if `t` is one: a literal of the program,
+// which does not determine the type of a result.
 at::Tensor LikeNumber(const at::Tensor& t, at::Tensor copy) {
   if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
     copy.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -73,8 +73,8 @@ at::Tensor LikeNumber(const at::Tensor& t, at::Tensor copy) {
   return copy;
 }
 
-// Returns a Meta tensor, except for a wrapped number: Meta kernels in Python
-// take it as it is.
+// Returns a Meta tensor, or a wrapped number as it is: Meta kernels in Python
+// expect that.
 at::Tensor ToMeta(const at::Tensor& t) {
   if (t.is_cpu() && t.unsafeGetTensorImpl()->is_wrapped_number()) return t;
   at::Tensor meta =
@@ -87,9 +87,8 @@ bool Writes(const c10::AliasInfo& alias) {
                                         alias.containedTypes().end(), Writes);
 }
 
-// One call of an operator. Its GPU operands are identified by their places
-// among all tensors of the stack. Its CPU operands are numbers, with their
-// values at the call.
+// One call of an operator. GPU operands are identified by their places among
+// all tensors of the stack. CPU operands can only be numbers, which are copied.
 class BoxedCall {
  public:
   BoxedCall(const c10::OperatorHandle& op, Stack arguments)
@@ -167,7 +166,8 @@ class BoxedCall {
     return values;
   }
 
-  // Returns the stack without storages: queued work keeps no memory alive.
+  // Returns the arguments with Meta tensors in place of GPU tensors, as queued
+  // work must keep no memory alive.
   Stack Light() const {
     Stack values = arguments_;
     ForTensors(values,
@@ -289,7 +289,7 @@ class BoxedCall {
   const c10::OperatorHandle op_;
   const std::string name_;
   Stack arguments_;
-  // whether on the GPU; whether written
+  // For each tensor: whether it is on the GPU, and whether it is written.
   std::vector<std::pair<bool, bool>> places_;
   Tensors reads_, writes_;
   bool resizes_ = false;

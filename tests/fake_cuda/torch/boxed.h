@@ -7,7 +7,7 @@
 
 namespace sluice::fake_cuda {
 
-// A boxed kernel for torch's CUDA key, for any operator of ATen.
+// A boxed kernel for any operator of ATen under torch's CUDA key.
 void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack);
 

@@ -4,19 +4,20 @@
 // documented, by torch's sources (cudnn/MHA.cpp, transformers/cuda/
 // attention_backward.cu, sdp_utils.cpp), its own Python (_meta_registrations,
 // context parallel) and cudnn-frontend's sdpa_support_surface.h:
-//   - fp16 and bf16. The operators themselves do not look, and read everything
-//     else as fp16; this one refuses it.
-//   - heads of a multiple of 8, at most 128; grouped ones are read as they are.
-//   - one key is refused; one query is not.
-//   - a causal mask begins at the first key of the first row.
-//   - results lie as q, k and v do; the log-sum-exp is [batch, heads, rows, 1],
-//     and backward takes it so.
-//   - seed and offset are numbers of the GPU; backward converts them on
-//     Blackwell, so that an undefined one fails there. Refused everywhere.
-//   - a backward's plan is kept by sizes and strides of q, k and v and by
-//     causal: other strides of the output, its gradient or the log-sum-exp
-//     would be read wrongly. Refused.
-// assumed: sizes and dtypes that differ, a log-sum-exp that is not contiguous.
+//   - The dtype is fp16 or bf16. Another dtype is refused here, as torch's
+//     operators do not check it and read the bytes as fp16.
+//   - The head dim is a multiple of 8, at most 128. Queries may be grouped.
+//   - A single key is refused, a single query is not.
+//   - The first row of a causal mask sees the first key.
+//   - Results have the strides of q, k and v. The log-sum-exp is [batch, heads,
+//     rows, 1], in backward as well.
+//   - Seed and offset must be numbers on the GPU: backward converts them on
+//     Blackwell, and an undefined one fails there.
+//   - Backward keeps a plan for the sizes and strides of q, k and v, and for
+//     `causal`. Other strides of the output, its gradient or the log-sum-exp
+//     are refused, as a kept plan would read them wrongly.
+// assumed: operands of different sizes or dtypes, and a log-sum-exp that is not
+// contiguous, are refused.
 // unmodelled, refused: bias, dropout, ragged batches, unequal head dims, causal
 // blocks that are not square, no log-sum-exp.
 #include <ATen/ops/empty.h>
@@ -84,8 +85,8 @@ void AddStrides(Numbers& all, const at::Tensor& t) {
   }
 }
 
-// Checks that this backward's other operands have the same strides as those of
-// the first one with such q, k and v.
+// Checks that the other operands have the same strides as in the first backward
+// with these sizes and strides of q, k and v.
 void CheckPlan(const Problem& p, const std::vector<at::Tensor>& others) {
   static Mutex mutex;
   static auto* const plans = new std::map<Numbers, Numbers>;

@@ -46,7 +46,7 @@ at::Generator Drawn(at::Device device, std::optional<at::Generator> given) {
   const MutexLock lock(mutex);
   const uint64_t offset = gpus.get_offset();
   gpus.set_offset(offset + 4);  // Philox's offsets are multiples of 4
-  // Seeds of the CPU generator have 32 bits.
+  // The CPU generator uses the low 32 bits of a seed.
   return at::detail::createCPUGenerator(gpus.current_seed() +
                                         (offset + 1) * 0x9E3779B1);
 }

@@ -8,8 +8,8 @@
 
 namespace sluice::fake_cuda {
 
-// Returns a CPU generator for one launch that starts at the GPU generator's
-// state, and advances the GPU's generator. Without `given` it uses the GPU's
+// Returns a CPU generator for one launch, seeded by the state of the GPU's
+// generator, and advances that one. Without `given` the GPU's generator is the
 // default one.
 at::Generator Drawn(at::Device device, std::optional<at::Generator> given);
 

@@ -1,9 +1,9 @@
 // CUDA's efficient attention: its signatures, shapes and refusals. Signatures
-// are the wheel's own schemas; its refusals, and the layout and padding of
-// results, are assumed. How backward reads the output is documented by torch's
+// are the wheel's own schemas. The refusals, and the layout and padding of
+// results, are assumed. In fp16 and bf16, backward reads the output at a row
+// stride of heads * dim, whatever the tensor's stride is (documented by torch's
 // mem_eff_attention/kernel_backward.h and attention_backward.cu, and measured
-// on an H100: in fp16 and bf16 the kernel itself uses a row stride of heads *
-// dim, whatever the tensor's stride is. Another stride is refused here.
+// on an H100). Another stride is refused here.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 

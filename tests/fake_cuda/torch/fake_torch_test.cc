@@ -96,7 +96,7 @@ class Blocked {
       std::make_shared<std::atomic<bool>>(false);
 };
 
-TEST_F(FakeTorch, OperatorsGiveTheCpusBits) {
+TEST_F(FakeTorch, OperatorsGiveTheBitsOfTheCpu) {
   const at::Tensor a = at::randn({96, 96}), b = at::randn({96, 96});
   const at::Tensor x = a.to(kGpu), y = b.to(kGpu);
   ExpectSame(at::mm(x, y), at::mm(a, b));
@@ -110,7 +110,7 @@ TEST_F(FakeTorch, OperatorsGiveTheCpusBits) {
   ExpectSame(out, at::mm(a, b));
   at::Tensor sums = at::zeros({96, 96}, x.options());
   sums.index_add_(0, at::empty({0}, x.options().dtype(at::kLong)),
-                  x.narrow(0, 0, 0));  // as of a rank without rows
+                  x.narrow(0, 0, 0));  // as on a rank without rows
   EXPECT_EQ(sums.abs().sum().item<float>(), 0);
   at::Tensor part = x.narrow(1, 8, 16);
   part.mul_(3).add_(at::scalar_tensor(0.5));
@@ -118,7 +118,7 @@ TEST_F(FakeTorch, OperatorsGiveTheCpusBits) {
   ExpectSame(x.narrow(1, 24, 72), a.narrow(1, 24, 72));
 }
 
-TEST_F(FakeTorch, OperatorsWithoutAMetaKernelAndOnListsWorkToo) {
+TEST_F(FakeTorch, OperatorsOnListsOrWithoutMetaKernelGiveTheBitsOfTheCpu) {
   const at::Tensor table = at::randn({10, 8});
   const at::Tensor rows = at::randint(10, {32}, at::kLong);
   const at::Tensor table_on_gpu = table.to(kGpu), rows_on_gpu = rows.to(kGpu);
@@ -143,7 +143,7 @@ TEST_F(FakeTorch, OperatorsWithoutAMetaKernelAndOnListsWorkToo) {
   ExpectSame(gpu[3], cpu[3]);
 }
 
-TEST_F(FakeTorch, AutogradGoesThroughIt) {
+TEST_F(FakeTorch, AutogradGivesTheGradientsOfTheCpu) {
   const at::Tensor w = at::randn({16, 16}), x = at::randn({8, 16});
   const auto gradient = [&](at::Device device) {
     at::Tensor leaf = w.to(device).detach().requires_grad_(true);
@@ -152,7 +152,7 @@ TEST_F(FakeTorch, AutogradGoesThroughIt) {
   };
   const at::Tensor on_gpu = gradient(kGpu);
   ASSERT_TRUE(on_gpu.is_cuda());
-  // They differ by 4.8e-7; the reason is not known.
+  // The two gradients differ by 4.8e-7, for an unknown reason.
   EXPECT_TRUE(at::allclose(on_gpu.cpu(), gradient(at::kCPU), 1e-5, 1e-5));
 }
 
@@ -193,7 +193,7 @@ TEST_F(FakeTorch, AKernelThatDoesNotWaitForACopyIsFound) {
   }
 }
 
-// Only the used bytes count: two rings in one buffer do not race.
+// Guards the layout of two ring buffers in one tensor's columns.
 TEST_F(FakeTorch, ColumnsOfOneTensorRaceOnlyIfTheyOverlap) {
   const at::Tensor whole =
       at::zeros({16, 64}, at::TensorOptions().device(kGpu));
@@ -225,7 +225,7 @@ TEST_F(FakeTorch, MemoryBesideTheLeaseIsRefusedAndFound) {
   EXPECT_THAT(Findings(), HasSubstr("cudaMalloc: a GPU's memory is the lease"));
 }
 
-TEST_F(FakeTorch, TheHostWaitsForACopyOfPinnedMemoryOnlyWhereItAsksTo) {
+TEST_F(FakeTorch, OnlyBlockingCopiesOfPinnedMemoryMakeTheHostWait) {
   const at::Tensor pinned = at::from_blob(pinned_->address, {8}, at::kFloat);
   const at::Tensor x = at::zeros({8}, at::TensorOptions().device(kGpu));
   const long waits = fake_cuda_calls("cuStreamSynchronize");
@@ -239,7 +239,7 @@ TEST_F(FakeTorch, TheHostWaitsForACopyOfPinnedMemoryOnlyWhereItAsksTo) {
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 2);
 }
 
-TEST_F(FakeTorch, ACopyOfPageableMemoryIsFoundWhereThereAreToBeNone) {
+TEST_F(FakeTorch, APageableCopyIsFoundIfForbidden) {
   const at::Tensor x = at::zeros({8}).to(kGpu);
   fake_cuda_set("pageable=0");
   x.copy_(at::ones({8}));
@@ -250,14 +250,11 @@ TEST_F(FakeTorch, ACopyOfPageableMemoryIsFoundWhereThereAreToBeNone) {
   fake_cuda_set("pageable=1");
 }
 
-TEST_F(FakeTorch, HostTensorsAreNoOperands) {
+TEST_F(FakeTorch, HostTensorsAreRefusedAsOperands) {
   const at::Tensor x = at::ones({4}).to(kGpu);
   EXPECT_THROW(x + at::ones({4}), c10::Error);
   EXPECT_THROW(at::mm(at::ones({4, 4}).to(kGpu), at::ones({4, 4})), c10::Error);
 }
-
-// --- attention
-// -----------------------------------------------------------------
 
 struct Heads {
   at::Tensor q, k, v, gradient;
@@ -273,7 +270,7 @@ Heads ToGpu(const Heads& h) {
 }
 at::Tensor Wide(const at::Tensor& t) { return t.to(at::kFloat); }
 
-TEST_F(FakeTorch, FlashAttentionHasGroupedQueriesAndTwoNames) {
+TEST_F(FakeTorch, BothFlashOperatorsAcceptGroupedQueries) {
   const Heads h = Draw(100, 4, 2, at::kBFloat16), g = ToGpu(h);
   const auto [o, lse] = at::_scaled_dot_product_flash_attention_for_cpu(
       Wide(h.q), Wide(h.k), Wide(h.v), 0, true);
@@ -299,7 +296,7 @@ TEST_F(FakeTorch, FlashAttentionHasGroupedQueriesAndTwoNames) {
   ExpectSame(rows(dv), std::get<2>(expected).to(at::kBFloat16));
 }
 
-TEST_F(FakeTorch, FlashAttentionRefusesFp32AndOthersRefuseGroups) {
+TEST_F(FakeTorch, FlashRefusesFp32AndEfficientRefusesGroupedQueries) {
   const Heads wide = ToGpu(Draw(32, 2, 1, at::kFloat));
   EXPECT_THROW(at::_scaled_dot_product_flash_attention(wide.q, wide.k, wide.v),
                c10::Error);
@@ -308,7 +305,7 @@ TEST_F(FakeTorch, FlashAttentionRefusesFp32AndOthersRefuseGroups) {
                c10::Error);
 }
 
-TEST_F(FakeTorch, EfficientAttentionIsFp32WithAPaddedLogSumExp) {
+TEST_F(FakeTorch, EfficientAttentionPadsItsLogSumExp) {
   const Heads h = Draw(100, 2, 2, at::kFloat), g = ToGpu(h);
   const auto [o, lse] =
       at::_scaled_dot_product_flash_attention_for_cpu(h.q, h.k, h.v, 0, true);
@@ -329,7 +326,7 @@ TEST_F(FakeTorch, EfficientAttentionIsFp32WithAPaddedLogSumExp) {
   ExpectSame(dk, std::get<1>(expected));
   ExpectSame(dv, std::get<2>(expected));
   EXPECT_FALSE(bias.defined());
-  // Rows of another alignment are no log-sum-exp of this kernel.
+  // A log-sum-exp with another row alignment is refused.
   EXPECT_THROW(at::_scaled_dot_product_efficient_attention_backward(
                    g.gradient, g.q, g.k, g.v, {}, output,
                    padded.narrow(2, 0, 100).contiguous(), seed, offset, 0,
@@ -338,7 +335,7 @@ TEST_F(FakeTorch, EfficientAttentionIsFp32WithAPaddedLogSumExp) {
 }
 
 // In half types the kernel reads the output with a row stride of heads * dim.
-TEST_F(FakeTorch, EfficientAttentionsBackwardReadsRowsBeforeHeads) {
+TEST_F(FakeTorch, EfficientBackwardRefusesAContiguousOutputInHalfTypes) {
   for (const at::ScalarType type : {at::kFloat, at::kBFloat16}) {
     const Heads g = ToGpu(Draw(32, 2, 2, type));
     const auto forward = at::_scaled_dot_product_efficient_attention(

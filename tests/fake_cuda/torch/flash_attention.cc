@@ -1,7 +1,7 @@
 // CUDA's flash attention: its signatures, shapes and refusals. Signatures are
-// the wheel's own schemas. Its refusals and the layout of results are assumed,
-// except for windows: their position, and the result of a row without keys, are
-// documented by flash-attention's README and by mha_fwd of torch's flash_api.
+// the wheel's own schemas. The refusals and the layout of results are assumed.
+// The position of windows, and the result of a row without keys, are documented
+// by flash-attention's README and by mha_fwd of torch's flash_api.
 #include <ATen/ops/empty.h>
 #include <torch/library.h>
 
@@ -13,9 +13,8 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// Requires fp16 or bf16, q's heads a multiple of k's, and dim <= 256. A causal
-// mask is aligned to the last key, so only square problems mean the same in all
-// kernels.
+// Flash aligns a causal mask to the last key, other kernels do not. So a causal
+// problem must be square, where both alignments give the same mask.
 void CheckFlash(const Problem& p, double dropout) {
   CheckBoth(p, dropout);
   TORCH_CHECK(
@@ -72,7 +71,8 @@ Three FlashBackward(const at::Tensor& gradient, const at::Tensor& q,
                         gradient, output, lse);
 }
 
-// The same kernels with rows before heads: [batch, rows, heads, dim].
+// The remaining functions are of _flash_attention_forward and _backward, which
+// have rows before heads: [batch, rows, heads, dim].
 void CheckDense(const Maybe& a, const Maybe& b) {
   TORCH_CHECK(!IsGiven(a) && !IsGiven(b), "ragged batches are not built here");
 }
@@ -87,7 +87,7 @@ void SetWindow(Problem& p, std::optional<c10::SymInt> left,
   };
   p.left = bound(left);
   p.right = p.causal ? 0 : bound(right);
-  if (p.left < 0 && p.causal) p.right = -1;  // without a window
+  if (p.left < 0 && p.causal) p.right = -1;  // plain causal: no window
 }
 
 Five FlashForward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,

@@ -1,5 +1,5 @@
-// What torch queries about CUDA apart from its operators: whether there is a
-// GPU, and how many. Autograd does so for the threads of its devices.
+// What torch asks about CUDA apart from operators, such as the number of GPUs.
+// Autograd asks for it to start a thread per device.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>
@@ -15,7 +15,7 @@ namespace {
 // torch looks up this name.
 struct CUDAHooks final : at::CUDAHooksInterface {
   explicit CUDAHooks(at::CUDAHooksArgs) {}
-  // This does not create torch's own allocator.
+  // Creates torch's own allocator only if cudaMalloc is allowed.
   void init() const override {
     if (fake_cuda_setting("malloc") == 0) return;
     c10::cuda::CUDACachingAllocator::init(c10::cuda::device_count());
@@ -41,9 +41,9 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::DeviceIndex getCurrentDevice() const override {
     return c10::cuda::current_device();
   }
-  // Returns the real library's generator if that is loaded (take_over.cc), as
-  // Python uses that one. Otherwise returns one that at::manual_seed can seed,
-  // but nothing draws from.
+  // Returns the generator of the real libtorch_cuda.so, which Python uses, if
+  // that library is loaded (take_over.cc). Otherwise returns a generator that
+  // at::manual_seed can seed but that no operator draws from.
   const at::Generator& getDefaultGenerator(
       c10::DeviceIndex device) const override {
     using Of = const at::Generator& (*)(c10::DeviceIndex);

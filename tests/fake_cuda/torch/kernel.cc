@@ -16,7 +16,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// A tensor of more pieces is reported as all bytes between its ends.
+// The race detector gets a tensor of more pieces as one range of bytes.
 constexpr int64_t kMostPieces = 256;
 
 std::atomic<int64_t> looks{0};

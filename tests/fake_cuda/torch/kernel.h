@@ -1,12 +1,12 @@
 // A kernel of the fake GPU: CPU code over device tensors, as one operation of
 // torch's current stream.
 //
-// A call checks its arguments on the caller's thread and returns; the work is
-// done later, on the stream's thread. It keeps no operands alive: as on a GPU,
-// memory that is freed too early is overwritten. The race detector gets the
-// accesses, by the bytes that a tensor really has.
+// A call checks its arguments on the caller's thread and returns. The stream's
+// thread does the work later. Queued work keeps no operand alive: as on a GPU,
+// memory that is freed too early is overwritten. The race detector is told
+// which bytes each tensor has.
 //
-// Thread safety: as of the caller's torch stream.
+// Thread safety: thread-safe; torch's current stream is the calling thread's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,10 +25,9 @@ class DeviceView {
  public:
   explicit DeviceView(const at::Tensor& tensor);
 
-  // Returns the tensor's bytes, in several pieces if it is a part of each row
-  // of a larger tensor.
+  // Returns the tensor's bytes, in several pieces if they are not contiguous.
   const std::vector<Access>& reads() const { return reads_; }
-  // Returns the same as a CPU tensor over that memory.
+  // Returns a CPU tensor of the same sizes and type over `bytes`.
   at::Tensor OnCpu(std::byte* bytes) const;
 
  private:
@@ -38,17 +37,17 @@ class DeviceView {
 };
 
 using Tensors = std::vector<at::Tensor>;
-// Receives the tensors that it reads and those that it writes as CPU tensors,
-// in the order in which they were given; a tensor may be in both.
+// Receives the operands of Launch as CPU tensors, in their order. A tensor may
+// be in both lists.
 using KernelCode =
     std::function<void(const Tensors& reads, const Tensors& writes)>;
 
 // Launches a kernel. Throws at::Error with CUDA's code if the driver refuses.
-// All tensors must be on one GPU. An exception of the code itself is a finding.
+// All tensors must be on one GPU. An exception from `code` is a finding.
 void Launch(const std::string& name, const Tensors& reads,
             const Tensors& writes, KernelCode code);
-// Launches and waits until it is done, hidden from the race detector: for
-// values that a real kernel would know without computing. Counted by Looks.
+// Launches a kernel and waits for it, without telling the race detector. For
+// sizes and numbers that an operator must return to its caller.
 void LaunchAndLook(const std::string& name, const Tensors& reads,
                    const Tensors& writes, KernelCode code);
 // Returns the number of LaunchAndLook calls in this process.

@@ -1,6 +1,6 @@
-// A CUDA allocator for torch in one piece of a GPU's memory, first fit. The
-// product's allocator is client/torch/cuda; these tests check the fakes below
-// it.
+// A first-fit CUDA allocator for torch in one piece of a GPU's memory. These
+// tests check the fakes, so they do not use the product's allocator
+// (client/torch/cuda).
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

@@ -1,4 +1,4 @@
-// Matrix products of half types with fp32 sums, as in cuBLAS: ATen has no CPU
+// Matrix products of half types with fp32 sums, as in cuBLAS. ATen has no CPU
 // kernel for them. The refusals are documented by torch's cuda/Blas.cpp.
 #include <ATen/ops/addmm.h>
 #include <torch/library.h>

@@ -1,9 +1,9 @@
 // Opens the real libtorch_cuda.so, for the parts that are no kernels (c10d's
-// ProcessGroupNCCL), and replaces every kernel that it registers: none of its
-// machine code can run here.
+// ProcessGroupNCCL). Replaces every kernel of ATen that it registers, as no GPU
+// code can run here.
 //
-// This file must be linked first in this library: the forms of the other files
-// are registered later, and the dispatcher uses the later one of two kernels.
+// This file must be linked first in this library: the dispatcher uses the
+// kernel that was registered last, which must be that of the other files.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>

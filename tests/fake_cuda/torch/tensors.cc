@@ -117,7 +117,7 @@ at::Tensor& Copy(at::Tensor& to, const at::Tensor& from, bool non_blocking) {
       from.to(to.scalar_type()).expand_as(to).contiguous();
   at::Tensor target =
       to.is_contiguous() ? to : at::empty(to.sizes(), to.options());
-  // Temporary tensors, freed at the return, must have been read or written by
+  // A temporary tensor is freed at the return, so the copy must be done by
   // then.
   const bool temporary =
       source.const_data_ptr() != from.const_data_ptr() || !target.is_same(to);
@@ -145,8 +145,8 @@ void RecordStream(at::Tensor& self, at::Stream stream) {
                                      stream.device_type()));
 }
 
-// As libtorch_cuda.so does when it is loaded, lets a guard that returns to a
-// GPU make no context there.
+// Lets a guard that returns to a GPU make no context there, as the load of the
+// real libtorch_cuda.so does.
 [[maybe_unused]] const bool kLoaded = [] {
   c10::cuda::_internal::setHasPrimaryContext(
       [](c10::DeviceIndex device) { return fake_cuda_has_context(device); });

@@ -36,7 +36,7 @@ bool IsProduct(const std::string& op) {
   return products.contains(op);
 }
 
-// Parses ":KIB:COUNT", repeated.
+// Returns the sum of CUBLAS_WORKSPACE_CONFIG, a list of ":KIB:COUNT".
 size_t ChosenBytes() {
   const char* text = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   if (text == nullptr) {

@@ -1,6 +1,6 @@
-// Leases of a whole node's size on the strict fake driver, with host memory
-// that takes long to make, and is sparse. The tests compare the daemon's
-// answers with each other; the bench judges how long they take.
+// Tests leases of a whole node's size on the strict fake driver, with host
+// memory that takes long to make, and is sparse. Only the bench judges how long
+// a lease takes.
 #include <fmt/format.h>
 #include <signal.h>
 
@@ -36,7 +36,7 @@ class BigLeases : public ::testing::Test {
  protected:
   BigLeases() {
     setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(), 1);
-    // 0.25 s per GiB on an H100, four times as long as here.
+    // An H100 takes 0.25 s per GiB, four times as long as the default here.
     const char* const told = std::getenv("SLUICE_TEST_PIN_MS");
     setenv("SLUICE_FAKE_CUDA",
            fmt::format("memory_mib=4096,host_memory_mib=200000,dirty=0,"
@@ -83,8 +83,8 @@ class BigLeases : public ::testing::Test {
     }
     std::printf("%s: %d ms\n", when, slowest);
   }
-  // Returns the memory that the daemon made, by the fake's names: process,
-  // number.
+  // Returns the names of the fake driver's files of memory that the daemon
+  // made.
   std::set<std::string> Memory(const RunningDaemon& daemon) const {
     const std::string of_daemon = fmt::format("-{}-", daemon.pid());
     std::set<std::string> names;
@@ -103,14 +103,14 @@ class BigLeases : public ::testing::Test {
   TempDir node_, signs_;
 };
 
-TEST_F(BigLeases, NoBigLeaseTimesOutAndASmallOneGoesBetweenItsCalls) {
+TEST_F(BigLeases, ASmallLeaseIsServedBetweenTheCallsOfBigOnes) {
   RunningDaemon daemon(TomlWith(""));
   const auto ranks = StartAll(daemon.socket());
   std::vector<std::unique_ptr<Child>> neighbour;
   neighbour.push_back(Start(daemon.socket(), "small", 0, 1, 64, /*uid=*/1));
   ASSERT_TRUE(neighbour[0]->WaitForOutput("open", absl::Seconds(60)));
   Go("big");
-  absl::SleepFor(absl::Milliseconds(600));  // amid a call
+  absl::SleepFor(absl::Milliseconds(600));  // the daemon is in a driver call
   Go("small");
   ExpectLeased(neighbour, "a neighbour's, beside");
   int leased = 0;
@@ -124,7 +124,7 @@ TEST_F(BigLeases, NoBigLeaseTimesOutAndASmallOneGoesBetweenItsCalls) {
   neighbour[0]->ExpectSuccess();
 }
 
-TEST_F(BigLeases, TheNextRunHasTheMemoryOfTheLastAndOfTheKilled) {
+TEST_F(BigLeases, MemoryOfEndedAndKilledRunsIsLeasedAgain) {
   RunningDaemon daemon(TomlWith(""));
   Go("big");
   auto ranks = StartAll(daemon.socket());

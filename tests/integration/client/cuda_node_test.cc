@@ -36,7 +36,8 @@ constexpr char kToml[] =
     "[pools]\ngpu_bytes = \"32MiB\"\nhost_bytes = \"64MiB\"\n"
     "extent_bytes = \"4MiB\"\n";
 
-// Parameters: whether the driver makes host memory, and how late streams are.
+// Parameters: whether the driver makes host memory, and the longest delay of a
+// stream's operation in microseconds.
 class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
  protected:
   // All processes share one node in the test's folder. The file `findings`
@@ -75,7 +76,7 @@ class OfCuda : public ::testing::TestWithParam<std::tuple<bool, int>> {
   void ForgetFindings() const {
     std::filesystem::remove(node_.File("findings"));
   }
-  // Return whether a process holds memory of GPU `gpu`, or host memory.
+  // Returns whether a process holds memory of GPU `gpu`.
   bool HasMemoryOfGpu(int gpu) const {
     for (const auto& entry :
          std::filesystem::directory_iterator(node_.path())) {
@@ -112,7 +113,7 @@ TEST_P(OfCuda, TwoRanksCopyThereAndBackAndNothingIsLeft) {
   const auto second = StartRank(daemon.socket(), 1);
   EXPECT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
   EXPECT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
-  // Checks the check itself: memory of both GPUs is on this fake.
+  // Guards against a test on another driver: this fake has the memory.
   EXPECT_TRUE(HasMemoryOfGpu(0));
   EXPECT_TRUE(HasMemoryOfGpu(1));
   LetRanksEnd();
@@ -123,7 +124,7 @@ TEST_P(OfCuda, TwoRanksCopyThereAndBackAndNothingIsLeft) {
   EXPECT_EQ(Findings(), "");
 }
 
-TEST_P(OfCuda, ARankThatIsKilledGivesBackAllAndTheOtherGoesOn) {
+TEST_P(OfCuda, AKilledRanksMemoryBecomesFreeAndTheOtherRankGoesOn) {
   RunningDaemon daemon(kToml);
   const auto first = StartRank(daemon.socket(), 0);
   const auto second = StartRank(daemon.socket(), 1);
@@ -157,7 +158,7 @@ class TakenOver : public OfCuda {
   const std::string config_ = folder_.File("sluiced.toml");
 };
 
-TEST_P(TakenOver, RanksGoOnCopying) {
+TEST_P(TakenOver, RanksStillCopyUnderTheNextDaemon) {
   UnderKeeper daemon(Config());
   const auto first = StartRank(daemon.socket(), 0);
   const auto second = StartRank(daemon.socket(), 1);
@@ -180,7 +181,7 @@ TEST_P(TakenOver, RanksGoOnCopying) {
 
 // Guards against exporting imported memory, which an H100 refuses: memory that
 // was taken over could not be leased again.
-TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
+TEST_P(TakenOver, MemoryThatWasTakenOverCanBeLeasedAgain) {
   UnderKeeper daemon(Config());
   for (const int times : {1, 2}) {
     const auto dead = StartRank(daemon.socket(), 0);
@@ -201,7 +202,7 @@ TEST_P(TakenOver, WhatTheDeadHadIsLeasedAgain) {
   EXPECT_EQ(Findings(), "") << daemon.Log();
 }
 
-TEST_P(OfCuda, ADaemonThatEndsInACallThatHangsLeavesNoSocket) {
+TEST_P(OfCuda, ADaemonThatEndsDuringAHungCallLeavesNoSocket) {
   // A driver with host memory makes it by cuMemCreate, too, at the start.
   if (std::get<0>(GetParam())) return;
   SetDriver(false, ",hang=cuMemCreate:1");
@@ -239,9 +240,7 @@ TEST_P(TakenOver, ALostGpusMemoryIsNamedAndTheOtherRankGoesOn) {
   EXPECT_EQ(Findings(), "") << daemon.Log();
 }
 
-// The rank on the lost GPU reports one line; the other rank and the daemon go
-// on.
-TEST_P(OfCuda, ALostGpuIsOneLineAndTheOtherRankGoesOn) {
+TEST_P(OfCuda, ALostGpuGivesOneErrorLineAndTheOtherRankGoesOn) {
   RunningDaemon daemon(kToml);
   const auto first = StartRank(daemon.socket(), 0);
   const auto second = StartRank(daemon.socket(), 1);
@@ -318,7 +317,7 @@ TEST_P(OfCuda, AGpuThatIsLostAtTheStartIsNamedAndTheOtherIsServed) {
 }
 
 // GPUs are numbered as by nvidia-smi, not by their speed.
-TEST_P(OfCuda, GpusAreCountedAlongThePciBus) {
+TEST_P(OfCuda, GpusAreNumberedInPciBusOrder) {
   SetDriver(true, ",fastest_last=1");
   RunningDaemon daemon(kToml);
   EXPECT_THAT(Ctl(daemon.socket(), {"status", "--json"}),
@@ -329,7 +328,7 @@ TEST_P(OfCuda, GpusAreCountedAlongThePciBus) {
 
 // The C ABI computes on the stream that its caller passes. The session's GPU is
 // found by its UUID, whatever number the process gives it.
-TEST_P(OfCuda, ComputeIsOnTheCallersStreams) {
+TEST_P(OfCuda, TheCAbiComputesOnTheCallersStreams) {
   setenv("CUDA_VISIBLE_DEVICES", "1,0", 1);
   RunningDaemon daemon(kToml);
   unsetenv("CUDA_VISIBLE_DEVICES");
@@ -387,7 +386,7 @@ TEST_P(BesideLeases, MemoryOutsideLeasesBeyondTheReserveIsNotFree) {
       Child::Spawn({BinaryPath("cuda_holder"), "0", "40", until()});
   ASSERT_TRUE(beside->WaitForOutput("holds", absl::Seconds(30)));
   ExpectOutside(daemon, MiB(8));
-  EXPECT_EQ(Gpu0(daemon).free_bytes(), MiB(16).size());  // the rank has as much
+  EXPECT_EQ(Gpu0(daemon).free_bytes(), MiB(16).size());  // the rank has 8 MiB
   LetRanksEnd();
   beside->ExpectSuccess();
   rank->ExpectSuccess();

@@ -1,4 +1,4 @@
-// A rank as users write one, without torch:
+// A rank without torch, as a user may write it:
 //     cuda_rank SOCKET GPU RANK UNTIL
 // It prints "leases may have N": the bytes of its GPU's pool that are not held
 // outside leases, once its context exists. It leases GPU and host memory,
@@ -26,10 +26,10 @@ std::byte Pattern(size_t at, int rank, int round) {
   return static_cast<std::byte>(at * 31 >> 3 ^ (rank * 7 + round * 13 + 1));
 }
 
-// `last` is the copy back of the previous round. Drain has waited for it, but
-// the lane's thread issues a copy that waits for a grant. The fake takes the
-// order of host threads from CUDA's calls alone, and would report a race
-// (tests/fake_cuda/README.md).
+// The first copy depends on `last`, the copy back of the previous round,
+// although Drain has waited for it: another thread issues a copy that waits for
+// a grant, and the fake driver knows the order of host threads by CUDA's calls
+// alone.
 absl::Status CopyThereAndBack(CopyEngine& engine, Region& gpu, Region& host,
                               int rank, int round, Ticket& last) {
   std::byte* const out = host.data();

@@ -1,4 +1,4 @@
-// A program of the C ABI that computes on streams of its own, as torch does:
+// A program that uses the C ABI and computes on its own streams, as torch does:
 //     cuda_streams SOCKET GPU [LEFT_OUT]
 // It fills memory of GPU number GPU of the node on one stream, copies it away,
 // fills it again, continues on another stream, and copies again. It omits the

@@ -1,9 +1,8 @@
-// Faults below ranks and below the daemon: each of their device calls fails
-// once, at its first and at later calls; a GPU is lost; the daemon may open few
-// files. A rank must get one clear line, no process may crash, the next rank
-// must be served, and nothing may be left. Each planted fault must occur. (The
-// daemon does not trust the simulated node's state after its start, so faults
-// planted later reach only its ranks.)
+// Tests faults below ranks and below the daemon: one device call fails, a GPU
+// is lost, or the daemon may open few files. A rank must get one clear line, no
+// process may crash, the next rank must be served, and nothing may be left.
+// Each planted fault must occur. The daemon reads the simulated node's state
+// only at its start, so faults that are planted later reach only its ranks.
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -66,7 +65,8 @@ absl::Status CopyThereAndBack(Session& session, Region& gpu, Region& host) {
   return absl::OkStatus();
 }
 
-// Uses memory in all ways of a rank, twice: freed memory is leased again.
+// Uses memory in all ways of a rank, twice, so that freed memory is leased
+// again.
 absl::Status LiveAsRank(const std::string& socket, int gpu) {
   SLUICE_ASSIGN_OR_RETURN(
       const auto session,
@@ -127,7 +127,7 @@ bool WasMet(const std::string& runtime_dir) {
   return (*node)->state().failures_armed == 0;
 }
 
-// Waits for it: background work may meet the fault later.
+// Waits until no planted fault is left, as background work may meet it later.
 bool IsMetSoon(const std::string& runtime_dir) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   while (!WasMet(runtime_dir) && absl::Now() < end) {
@@ -149,7 +149,7 @@ struct Fault {
 
 class FailingCall : public ::testing::TestWithParam<Fault> {};
 
-TEST_P(FailingCall, IsOneLineForAtMostOneRankAndNothingIsLeft) {
+TEST_P(FailingCall, GivesAtMostOneRankOneErrorLineAndLeavesNothing) {
   const auto [call, felt] = GetParam();
   for (const int nth : {1, 2, 7}) {
     const std::string when = fmt::format("call {} of {}", nth, call);
@@ -206,7 +206,7 @@ class FailingDaemonCall : public ::testing::TestWithParam<const char*> {
   // Returns how many ranks saw the fault; at most one does.
   int Hears(int nth) {
     const std::string when = fmt::format("the daemon's {} {}", GetParam(), nth);
-    // Leases have many extents, as idle extents are reused.
+    // Small extents, so that leases make many of them.
     RunningDaemon daemon("[pools]\nextent_bytes = \"256KiB\"\n");
     const auto node = NodeIn(daemon.runtime_dir());
     EXPECT_THAT(node->FailCall(GetParam(), nth), IsOk());
@@ -226,11 +226,11 @@ class FailingDaemonCall : public ::testing::TestWithParam<const char*> {
 };
 
 // The daemon retries to make memory that is not available at once.
-TEST_P(FailingDaemonCall, OfAnExtentThatIsMadeIsTriedAgain) {
+TEST_P(FailingDaemonCall, IsRetriedWithoutAnErrorToRanks) {
   for (const int nth : {1, 2}) EXPECT_EQ(Hears(nth), 0);
 }
 
-TEST_P(FailingDaemonCall, IsOneLineForAtMostOneRankAndNothingIsLeft) {
+TEST_P(FailingDaemonCall, GivesAtMostOneRankOneErrorLineAndLeavesNothing) {
   for (const int nth : {3, 5, 7, 8, 13}) Hears(nth);
 }
 
@@ -246,7 +246,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingDaemonCall,
 // way the rank's memory is kept for the next daemon.
 class FailingStart : public ::testing::TestWithParam<Fault> {};
 
-TEST_P(FailingStart, TakesNothingFromARank) {
+TEST_P(FailingStart, KeepsTheRanksSessionAndMemory) {
   const auto [call, felt] = GetParam();
   testing::KeptDaemon daemon;
   daemon.Start();
@@ -285,7 +285,7 @@ constexpr std::pair<const char*, const char*> kElsewhere[] = {
     {"Launch", "the same"},
 };
 
-TEST(Faults, EachCallIsPlantedOrListed) {
+TEST(Faults, EveryCallHasAPlantedFaultOrAReason) {
   std::set<std::string> named;
   for (const Fault& each : kOfRanks) named.insert(each.call);
   for (const char* call : kOfTheDaemon) named.insert(call);
@@ -301,7 +301,7 @@ TEST(Faults, EachCallIsPlantedOrListed) {
   EXPECT_EQ(named, known);
 }
 
-TEST(Faults, ALostGpuIsOneLineForItsRanksAndNothingToOthers) {
+TEST(Faults, ALostGpuGivesOneLineToItsRanksAndNoneToOthers) {
   RunningDaemon daemon;
   EXPECT_EQ(RunRank(daemon, 0), kWhole);
   ASSERT_THAT(NodeIn(daemon.runtime_dir())->LoseGpu(DeviceIndex(0)), IsOk());
@@ -313,7 +313,7 @@ TEST(Faults, ALostGpuIsOneLineForItsRanksAndNothingToOthers) {
 // The daemon limits its sessions by the files that it may open, so that it
 // never runs out itself: a session too many is refused in one line, and a later
 // one is served.
-TEST(Faults, ADaemonThatMayOpenFewFilesSaysSoAndServesWhoComesLater) {
+TEST(Faults, ADaemonWithFewFilesSaysSoAndServesLaterRanks) {
   RunningDaemon daemon("", {.open_files = 64});
   std::vector<RawClient> crowd;
   std::string said = kWhole;

@@ -1,5 +1,5 @@
-// A sluiced-keeper is killed while its daemon has a session: the daemon
-// continues and logs it, and its own death then ends the session.
+// Tests the death of a sluiced-keeper while its daemon has a session: the
+// daemon logs it and continues. The daemon's own death then ends the session.
 #include <signal.h>
 
 #include <algorithm>
@@ -68,7 +68,7 @@ class KeeperOfRanks : public ::testing::Test {
   std::unique_ptr<client::Session> session_;
 };
 
-TEST_F(KeeperOfRanks, ItsDeathIsLoggedOnceAndTheSessionContinues) {
+TEST_F(KeeperOfRanks, TheKeepersDeathIsLoggedOnceAndTheSessionContinues) {
   const pid_t daemon = under_->daemon();
   const auto held = Leased(20 * kExtent, std::byte{7});
   ExpectMetric("sluice_kept 1");
@@ -89,7 +89,7 @@ TEST_F(KeeperOfRanks, ItsDeathIsLoggedOnceAndTheSessionContinues) {
   EXPECT_TRUE(IsFull(*held, std::byte{7}));
 }
 
-TEST_F(KeeperOfRanks, ALeaseThatWaitsForItIsGrantedThoughItDies) {
+TEST_F(KeeperOfRanks, ALeaseThatWaitsForTheKeeperIsGrantedIfItDies) {
   const pid_t keeper = under_->keeper();
   kill(keeper, SIGSTOP);
   std::unique_ptr<client::Region> region;
@@ -102,7 +102,7 @@ TEST_F(KeeperOfRanks, ALeaseThatWaitsForItIsGrantedThoughItDies) {
 
 // With a keeper, SIGHUP ends the daemon and the next one reads the
 // configuration. Without a keeper no next one would start.
-TEST_F(KeeperOfRanks, WithoutItSighupDoesNotEndTheDaemon) {
+TEST_F(KeeperOfRanks, SighupDoesNotEndADaemonWithoutAKeeper) {
   const auto held = Leased(kExtent, std::byte{1});
   LoseKeeper();
   kill(under_->daemon(), SIGHUP);
@@ -111,7 +111,7 @@ TEST_F(KeeperOfRanks, WithoutItSighupDoesNotEndTheDaemon) {
   EXPECT_TRUE(IsFull(*held, std::byte{1}));
 }
 
-TEST_F(KeeperOfRanks, WithoutItTheDaemonsDeathEndsTheSession) {
+TEST_F(KeeperOfRanks, TheDeathOfADaemonWithoutAKeeperEndsTheSession) {
   const auto held = Leased(5 * kExtent, std::byte{1});
   LoseKeeper();
   under_->KillDaemon();
@@ -124,7 +124,7 @@ TEST_F(KeeperOfRanks, WithoutItTheDaemonsDeathEndsTheSession) {
   EXPECT_TRUE(IsFull(*held, std::byte{1}));  // what is mapped stays
 }
 
-TEST_F(KeeperOfRanks, WithoutItTheDaemonEndsInOrder) {
+TEST_F(KeeperOfRanks, ADaemonWithoutAKeeperEndsInOrder) {
   const auto held = Leased(5 * kExtent, std::byte{1});
   LoseKeeper();
   EXPECT_TRUE(under_->End()) << under_->Log();

@@ -1,5 +1,5 @@
-// Fixture: users of a running daemon, with programs that query it and a
-// session.
+// Helpers for tests with a running daemon: programs that get its socket, and
+// sessions.
 #pragma once
 
 #include <memory>

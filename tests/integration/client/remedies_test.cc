@@ -22,8 +22,8 @@ using ::sluice::testing::RunningDaemon;
 using ::sluice::testing::RunWithSocketOf;
 using ::testing::HasSubstr;
 
-// Returns the first command in a message. It ends at the bracket around it,
-// before a colon, or at the end.
+// Returns the first command in a message. A command ends before " lists", at a
+// closing bracket, or at the message's end.
 std::string CommandIn(const std::string& message) {
   static const std::regex kCommand(
       R"(sluice(ctl|-train|d)( (-[a-z-]+|[a-z]+))*?( lists|\)|$))");
@@ -37,7 +37,7 @@ std::string CommandIn(const std::string& message) {
   return message.substr(found.position(), found.length() - found.str(4).size());
 }
 
-// Runs it in a shell, as an operator would paste it.
+// Runs a command in a shell, as an operator would paste it.
 ChildResult RunAsPrinted(const RunningDaemon& daemon,
                          const std::string& command) {
   const std::string folder =
@@ -46,8 +46,8 @@ ChildResult RunAsPrinted(const RunningDaemon& daemon,
       daemon, {"/bin/sh", "-c", "PATH=" + folder + ":$PATH; " + command});
 }
 
-// Leases until it is refused for reason `why`, then runs the commands of the
-// refusals, each of which may name one more limit.
+// Expects that a lease is refused for reason `why`, and granted after the
+// refusal's command has run. A second refusal may name one more limit.
 void ExpectRemedied(const RunningDaemon& daemon, Session& session, bool host,
                     const std::string& why) {
   const Bytes size = MiB(6) + KiB(64);
@@ -88,7 +88,7 @@ TEST(Remedies, AJobsNameIsQuotedForTheShell) {
   ExpectRemedied(daemon, *session, false, "o'brien");
 }
 
-TEST(Remedies, ALimitOfOneCgroupIsRaisedThere) {
+TEST(Remedies, ThePrintedCommandRaisesACgroupsLimit) {
   RunningDaemon daemon("[quota]\ncgroups = [\"/\"]\n");
   const auto session = OpenSession(daemon, "tune");
   const ChildResult json = RunAsPrinted(daemon, "sluicectl jobs --json");
@@ -103,7 +103,7 @@ TEST(Remedies, ALimitOfOneCgroupIsRaisedThere) {
   ExpectRemedied(daemon, *session, false, "of its limit of 4 MiB");
 }
 
-TEST(Remedies, WhatListsWhatThereIsDoes) {
+TEST(Remedies, APrintedCommandThatListsNamesWorks) {
   RunningDaemon daemon;
   for (const char* wrong :
        {"sluicectl plan show 99", "sluicectl plan show x",

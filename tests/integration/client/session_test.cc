@@ -1,4 +1,5 @@
-// Sessions of real ranks with a real daemon: a rank that dies ends no other.
+// Tests sessions of real ranks with a real daemon: a rank that dies ends no
+// other.
 #include "client/session/session.h"
 
 #include <signal.h>
@@ -41,13 +42,13 @@ SessionOptions RankOf(const RunningDaemon& daemon, int rank, int ranks = 2) {
           .gpu = DeviceIndex(static_cast<uint64_t>(rank))};
 }
 
-// Prints `text`, then waits to be killed.
+// Prints `text` to the test, which waits for it.
 void Announce(const char* text) {
   std::puts(text);
   std::fflush(stdout);
 }
 
-TEST(ClientIntegration, ARankAloneLeasesOfTheOtherNumaNodeWhatItsOwnLacks) {
+TEST(ClientIntegration, ALoneRankLeasesFromTheOtherNumaNodeWhatItsOwnLacks) {
   RunningDaemon daemon("[sim]\nnuma_nodes = 2\nhost_memory = \"64MiB\"\n");
   const auto alone = Session::Open(RankOf(daemon, 0, 1));
   ASSERT_THAT(alone, IsOk());
@@ -72,7 +73,7 @@ TEST(ClientIntegration, ARankAloneLeasesOfTheOtherNumaNodeWhatItsOwnLacks) {
   EXPECT_THAT((*alone)->LeaseHost(MiB(32)), IsOk());
 }
 
-TEST(ClientIntegration, AKilledRanksMemoryIsFreeAndItsPeerKnowsWithinASecond) {
+TEST(ClientIntegration, AKilledRanksMemoryBecomesFreeAndItsPeerIsTold) {
   RunningDaemon daemon;
   const auto doomed = Child::Fork([&] {
     const auto session = Session::Open(RankOf(daemon, 0));
@@ -122,7 +123,7 @@ TEST(ClientIntegration, AGpuIsFoundByItsUuid) {
                        AllOf(HasSubstr("GPU-sim-2"), HasSubstr("2 GPUs"))));
 }
 
-TEST(ClientIntegration, WhenTheDaemonIsKilledARankCopiesOn) {
+TEST(ClientIntegration, ARankStillCopiesAfterTheDaemonIsKilled) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {
     const auto opened = Session::Open(RankOf(daemon, 0, 1));
@@ -140,7 +141,7 @@ TEST(ClientIntegration, WhenTheDaemonIsKilledARankCopiesOn) {
     session.OnEvent([&](const SessionEvent& e) { event.set_value(e); });
     Announce("ready");
     EXPECT_EQ(event.get_future().get().kind, SessionEvent::Kind::kDisconnected);
-    // 400 MiB take 0.2 s on this link; if copies waited for grants it would not
+    // 400 MiB take 0.2 s on this link. Copies that waited for grants would not
     // end.
     for (int round = 1; round <= 50; ++round) {
       std::memset((*host)->data(), round, MiB(8).size());
@@ -198,7 +199,7 @@ TEST(ClientIntegration, LeasedMemoryIsInNoChildAndInNoCoreDump) {
   }
 }
 
-TEST(ClientIntegration, ARefusalSaysAskedAndFree) {
+TEST(ClientIntegration, ARefusalStatesAskedAndFreeBytes) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto session,
                               Session::Open(RankOf(daemon, 0, 1)));
@@ -217,7 +218,7 @@ TEST(ClientIntegration, ARefusalKeepsItsCauseOverTheSocket) {
             Shortage::kHostMemory);
 }
 
-TEST(ClientIntegration, AGpuTheNodeHasNotIsRefused) {
+TEST(ClientIntegration, AGpuThatTheNodeLacksIsRefused) {
   RunningDaemon daemon;
   SessionOptions options = RankOf(daemon, 0, 1);
   options.gpu = DeviceIndex(9);
@@ -240,7 +241,7 @@ gpu_links = ["x", "x"]
       const auto opened = Session::Open(RankOf(daemon, rank));
       ASSERT_THAT(opened, IsOk());
       GrantGate& gate = (*opened)->grants();
-      gate.Acquire(kH2d, MiB(64));  // more than the first window, a gift
+      gate.Acquire(kH2d, MiB(64));  // uses up the first window
       Announce("ready");
       while (access(go.c_str(), F_OK) != 0) {
         absl::SleepFor(absl::Milliseconds(1));
@@ -263,7 +264,7 @@ gpu_links = ["x", "x"]
   return seconds;
 }
 
-TEST(ClientIntegration, GrantsHoldRanksOfOneLinkToAFairShare) {
+TEST(ClientIntegration, RanksOnOneLinkGetFairShares) {
   // 60 MiB take 0.63 s at half of 200 MB/s, and 0.31 s alone. If a busy machine
   // delays the daemon's heartbeat by 20 ms, ranks rightly run without grants,
   // so the test tries again.
@@ -280,8 +281,8 @@ struct Copied {
   double h2d = 0, d2h = 0;  // bytes per second
 };
 
-// Returns what a rank gets that copies all it can in both directions, on a link
-// of 90 MB/s for both directions together.
+// Returns the rates of a rank that copies all it can in both directions, on a
+// link of 90 MB/s for both directions together.
 Copied TakeGrantsBothWays() {
   RunningDaemon daemon(R"(
 [sim]
@@ -301,7 +302,7 @@ gpu_links = ["x"]
       offloaded += KiB(256).count();
     }
   });
-  gate.Acquire(kH2d, MiB(16));  // more than the first window, a gift
+  gate.Acquire(kH2d, MiB(16));  // uses up the first window
   const absl::Time begin = MonotonicClock().Now();
   const int64_t before = offloaded;
   for (int i = 0; i < 60; ++i) gate.Acquire(kH2d, MiB(1));
@@ -312,10 +313,10 @@ gpu_links = ["x"]
   return {static_cast<double>(MiB(60).count()) / seconds, copied / seconds};
 }
 
-TEST(ClientIntegration, PrefetchesGoBeforeOffloadsOnALinkThatBothLoad) {
+TEST(ClientIntegration, PrefetchesGoBeforeOffloadsOnASharedLink) {
   Copied copied;
   // Tries again if the machine delayed the daemon's heartbeat by 20 ms, or kept
-  // one of the ranks from the CPU for longer than its window.
+  // a thread of the rank from the CPU for longer than its window.
   for (int attempt = 0; attempt < 20; ++attempt) {
     copied = TakeGrantsBothWays();
     if (copied.h2d + copied.d2h < 100e6 && copied.h2d > 70e6 &&

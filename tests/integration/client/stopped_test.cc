@@ -1,5 +1,5 @@
-// The errors of ranks when the service is stopped, and when only its daemon
-// ends.
+// Tests what ranks are told when the service is stopped, and when only its
+// daemon ends.
 #include <signal.h>
 
 #include <string>
@@ -37,7 +37,7 @@ class StoppedService : public ::testing::Test {
     const MutexLock lock(mutex_);
     return events_;
   }
-  // Returns the session's last event; fails the test after 20 s.
+  // Waits for the event that ends the session; fails the test after 20 s.
   SessionEvent Last() {
     for (const absl::Time late = absl::Now() + absl::Seconds(20);
          absl::Now() < late; absl::SleepFor(absl::Milliseconds(5))) {
@@ -58,7 +58,7 @@ class StoppedService : public ::testing::Test {
   std::vector<SessionEvent> events_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(StoppedService, SaysSoToEachRank) {
+TEST_F(StoppedService, TellsEachRankThatItWasStopped) {
   EXPECT_TRUE(under_.End());
   EXPECT_EQ(Last().detail, "sluiced was stopped");
   ASSERT_EQ(Events().size(), 2u);
@@ -69,7 +69,7 @@ TEST_F(StoppedService, SaysSoToEachRank) {
                        HasSubstr("sluiced was stopped")));
 }
 
-TEST_F(StoppedService, ADaemonThatIsToldToEndEndsNoSession) {
+TEST_F(StoppedService, ADaemonThatEndsUnderAKeeperEndsNoSession) {
   const pid_t earlier = under_.daemon();
   kill(earlier, SIGTERM);
   under_.daemon(/*other_than=*/earlier);
@@ -77,7 +77,7 @@ TEST_F(StoppedService, ADaemonThatIsToldToEndEndsNoSession) {
   EXPECT_TRUE(Events().empty());
 }
 
-TEST_F(StoppedService, WithoutAnyProcessLeftTheClosedSocketTellsRanks) {
+TEST_F(StoppedService, AfterKillsTheClosedSocketTellsRanks) {
   under_.KillKeeper();
   under_.KillDaemon();
   EXPECT_EQ(Last().detail,

@@ -1,5 +1,5 @@
-// A daemon dies after each message to its keeper in turn, while a client
-// attaches, leases, uses, frees and ends.
+// Kills a daemon after each message to its keeper in turn, while a client
+// attaches, leases memory, uses it, frees it and ends.
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
@@ -28,7 +28,7 @@ bool IsFull(const client::Region& region, std::byte of) {
                      [&](std::byte each) { return each == of; });
 }
 
-// False: its daemon died before the next one could know the session.
+// Returns false if the daemon died before it had stored the session.
 bool AttachesAndWorks(const std::string& socket) {
   const auto session = client::Session::Open({.socket = socket});
   if (!session.ok()) {
@@ -53,7 +53,7 @@ void ExpectNothingIsLeft(const KeptDaemon& daemon) {
   const auto done = [&] {
     const auto pool = HostPool(daemon.socket(), 0);
     return pool.ok() && pool->free_bytes() == pool->total_bytes() &&
-           daemon.Count("s") == 1 && daemon.Count("u") == 0;  // "state"
+           daemon.Count("s") == 1 && daemon.Count("u") == 0;  // only "state"
   };
   const absl::Time late = absl::Now() + absl::Seconds(20);
   while (!done() && absl::Now() < late) absl::SleepFor(absl::Milliseconds(5));

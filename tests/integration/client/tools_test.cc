@@ -39,7 +39,7 @@ TEST(Tools, TheCExampleCopiesThereAndBack) {
                                     "differ"));
 }
 
-TEST(Tools, StatusShowsWhoHoldsWhat) {
+TEST(Tools, StatusAndJobsShowWhatAJobHolds) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session->LeaseGpu(MiB(5)));
@@ -59,7 +59,7 @@ TEST(Tools, StatusShowsWhoHoldsWhat) {
 }
 
 // Guards against pools that silently show as all free after a crash.
-TEST(Tools, ADaemonAfterACrashSaysWhatRanksStillHold) {
+TEST(Tools, AfterACrashTheNextDaemonReportsWhatRanksHold) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, session->LeaseGpu(MiB(5)));
@@ -102,8 +102,8 @@ TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
   EXPECT_THAT(session->LeaseGpu(MiB(10)), IsOk());
 }
 
-// Guards against a limit that is not listed while it is not used.
-TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
+// Guards against a limit that is listed only once it is used.
+TEST(Tools, EveryLimitIsListedWithItsOrigin) {
   RunningDaemon daemon(
       "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
       "[[budgets.job]]\nname = \"night\"\ngpu_bytes = \"8MiB\"\n");
@@ -129,8 +129,6 @@ TEST(Tools, EveryLimitThatIsSetIsListedWithWhoSetIt) {
       HasSubstr("job tune: GPU 10 MiB, host unlimited, set by " + name));
 }
 
-// Guards against JSON of twenty lines from status and of one line from the
-// others.
 TEST(Tools, JsonIsOneLineFromEveryCommand) {
   RunningDaemon daemon;
   for (const std::vector<std::string>& command :
@@ -153,7 +151,7 @@ TEST(Tools, JsonIsOneLineFromEveryCommand) {
   }
 }
 
-TEST(Tools, AnAdministratorAsksTheAdminSocket) {
+TEST(Tools, StatusAndJobsWorkOverTheAdminSocket) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");
   for (const char* what : {"status", "jobs"}) {
@@ -163,7 +161,7 @@ TEST(Tools, AnAdministratorAsksTheAdminSocket) {
   }
 }
 
-TEST(Tools, ADrainedNodeTakesNoRankUntilItIsUndrained) {
+TEST(Tools, ADrainedNodeGrantsNothingUntilItIsUndrained) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");
   const ChildResult drained =
@@ -210,7 +208,7 @@ TEST(Tools, AnEvictedRankIsToldWhy) {
   EXPECT_THAT(again.err, HasSubstr("nobody"));
 }
 
-TEST(Tools, APlanThatIsNotThereIsNamed) {
+TEST(Tools, AnUnknownPlanIsRefusedByItsId) {
   RunningDaemon daemon;
   const ChildResult result =
       RunTool(daemon, {"sluicectl", "plan", "show", "99"});

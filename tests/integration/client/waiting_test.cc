@@ -1,4 +1,4 @@
-// Leases that wait for memory, of real sessions with a real daemon.
+// Tests leases that wait for memory, with real sessions and a real daemon.
 #include <signal.h>
 #include <unistd.h>
 
@@ -46,7 +46,8 @@ class Waiting : public ::testing::Test {
     return asked.wait_for(std::chrono::milliseconds(within_ms)) ==
            std::future_status::ready;
   }
-  // Waits until the queue has a lease, or none. Returns whether it does.
+  // Waits until a lease is in the queue, or with `wanted` false until none is.
+  // Returns false if that takes too long.
   bool IsWaitedSoon(bool wanted) {
     for (int i = 0; i < 1000; ++i) {
       const auto node = QueryNode(daemon_.socket());
@@ -77,7 +78,7 @@ TEST_F(Waiting, AKilledHoldersMemoryGoesToTheWaitingLease) {
   holder->Join();
 }
 
-TEST_F(Waiting, ALeaseThatTimesOutIsOneLineThatNamesTheGpu) {
+TEST_F(Waiting, ATimedOutLeaseGivesOneLineThatNamesTheGpu) {
   const auto holder = Open("holder");
   const auto all = holder->LeaseGpu(kAll);
   ASSERT_THAT(all, IsOk());
@@ -91,7 +92,7 @@ TEST_F(Waiting, ALeaseThatTimesOutIsOneLineThatNamesTheGpu) {
   EXPECT_EQ(line.find('\n'), line.npos);
 }
 
-TEST_F(Waiting, TheFirstThatCameIsServedFirst) {
+TEST_F(Waiting, LeasesAreServedInTheOrderOfTheirRequests) {
   const auto holder = Open("holder");
   auto all = holder->LeaseGpu(kAll);
   ASSERT_THAT(all, IsOk());
@@ -102,7 +103,7 @@ TEST_F(Waiting, TheFirstThatCameIsServedFirst) {
        asks_third = Ask(*third, kAll);
   (*all).reset();
   for (std::future<Leased>* next : {&asks_first, &asks_second, &asks_third}) {
-    Leased got = next->get();  // freed at the end of the turn
+    Leased got = next->get();  // freed at the end of this iteration
     ASSERT_THAT(got, IsOk());
     for (const std::future<Leased>* other :
          {&asks_first, &asks_second, &asks_third}) {
@@ -143,7 +144,7 @@ TEST_F(Waiting, AKilledWaiterLeavesTheQueue) {
   EXPECT_TRUE(IsWaitedSoon(false));
 }
 
-TEST_F(Waiting, WhatCanNeverBeIsRefusedAtOnce) {
+TEST_F(Waiting, ALeaseThatCanNeverFitIsRefusedAtOnce) {
   const auto session = Open("waits", absl::Seconds(60));
   EXPECT_THAT(session->LeaseGpu(kAll + MiB(4)),
               StatusIs(absl::StatusCode::kResourceExhausted));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""What sluicectl reports if the daemon ends during an administrator's call:
-admin_cut_test.py SLUICED SLUICECTL
+"""admin_cut_test.py SLUICED SLUICECTL: what sluicectl reports if the daemon
+ends during an administrator's call.
 
 A proxy socket between sluicectl and the daemon cuts the first connections
 right after the request, so that the daemon receives it and the answer is lost.
@@ -135,7 +135,7 @@ class AdminCut(unittest.TestCase):
         self.assertEqual(status, 0, err)
         return "DRAINED by" in out
 
-    def test_what_does_no_harm_twice_is_asked_again(self):
+    def test_an_idempotent_call_is_repeated(self):
         cutter = self.cutting(2)
         status, out, err = self.said("drain", "--reason", "disk",
                                      socket_name="cut.sock")
@@ -143,7 +143,7 @@ class AdminCut(unittest.TestCase):
         self.assertEqual(cutter.cut, 2)
         self.assertTrue(self.is_drained())
 
-    def test_what_does_is_said_to_be_unknown(self):
+    def test_another_calls_outcome_is_unknown(self):
         self.assertFalse(self.is_drained())
         self.assertEqual(self.said("drain", "--reason", "disk")[0], 0)
         self.assertTrue(self.is_drained())
@@ -154,11 +154,11 @@ class AdminCut(unittest.TestCase):
         self.assertEqual(err.count("\n"), 1)
         self.assertEqual(cutter.cut, 1)
         end = time.monotonic() + PATIENCE_S
-        # Until the request that was sent has taken effect.
+        # Waits until the request that was sent has taken effect.
         while self.is_drained():
             self.assertLess(time.monotonic(), end)
 
-    def test_the_next_daemon_is_waited_for(self):
+    def test_status_waits_for_the_next_daemon(self):
         self.daemon.kill()  # its socket file remains without a listener
         self.daemon.wait()
         self.assertTrue(os.path.exists(self.folder + "/run/admin.sock"))

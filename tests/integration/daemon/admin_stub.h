@@ -1,6 +1,4 @@
 // The administrators' calls to a running daemon.
-//
-// Thread safety: pure function.
 #pragma once
 
 #include <grpcpp/create_channel.h>

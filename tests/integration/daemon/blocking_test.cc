@@ -1,5 +1,5 @@
-// Tests that nothing blocks the daemon: descriptors that take long to close, a
-// standard error that is not read.
+// Tests that the daemon is blocked neither by descriptors that take long to
+// close nor by a standard error that is not read.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,7 +25,7 @@
 namespace sluice::testing {
 namespace {
 
-// Sends honest requests for a second, none of which may wait.
+// Sends ordinary requests, and expects that none waits.
 void ExpectPrompt(const std::string& socket) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
   ASSERT_THAT(client.Hello("honest"), IsOk());
@@ -53,7 +53,7 @@ wire::Packet ProfilePacket() {
   return packet;
 }
 
-// Returns a reply instead of a request, with as many descriptors as it states.
+// Returns a packet that is no request: a reply that states one descriptor.
 wire::Packet ReplyPacket() {
   wire::Packet packet;
   packet.set_id(3);
@@ -61,8 +61,9 @@ wire::Packet ReplyPacket() {
   return packet;
 }
 
-// Stops the daemon until the sender's own copies are closed, so that the
-// daemon's close is the last one, which waits.
+// Stops the daemon while the object lives, so that the test can send
+// descriptors and close its own copies. The daemon's close is then the last,
+// which waits.
 class Stopped {
  public:
   explicit Stopped(RunningDaemon& daemon) : daemon_(daemon) {
@@ -92,8 +93,8 @@ TEST(DaemonBlocking, ALingeringDescriptorBlocksNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client, wire::Connect(daemon.socket()));
   {
     const Stopped stopped(daemon);
-    // Descriptors that are surplus, in place of a profile, before Hello, or
-    // with a packet that is no request.
+    // The descriptors are surplus, come in place of a profile and before Hello,
+    // or with a packet that is no request.
     SendLingering(client.get(), {FreePacket(), ProfilePacket(), ReplyPacket()},
                   readers);
   }
@@ -109,7 +110,7 @@ TEST(DaemonBlocking, ALingeringDescriptorInAnUnreadPacketBlocksNothing) {
     for (int i = 0; i < 5; ++i) {
       SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client,
                                   wire::Connect(daemon.socket()));
-      // Ends the session; what follows is never looked at.
+      // This packet ends the session, so the daemon never reads the next ones.
       ASSERT_EQ(send(client.get(), "\xff\xff", 2, 0), 2);
       SendLingering(client.get(), {FreePacket(), FreePacket(), FreePacket()},
                     readers);
@@ -129,9 +130,8 @@ bool HasEnded(const UniqueFd& client, absl::Duration within) {
   return poll(&ended, 1, static_cast<int>(within / absl::Milliseconds(1))) == 1;
 }
 
-// Sends 16 lingering descriptors with each packet of 20 sessions. While they
-// wait to be closed, their user gets no other session either.
-TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
+// Sends 16 lingering descriptors with each packet of 20 sessions.
+TEST(DaemonBlocking, AFloodOfLingeringDescriptorsEndsTheSession) {
   RunningDaemon daemon;
   const std::string fds =
       "/proc/" + std::to_string(daemon.process().pid()) + "/fd";
@@ -166,7 +166,7 @@ TEST(DaemonBlocking, AFloodOfThemEndsTheSessionAndLeavesNothing) {
 }
 
 // Standard error is a pipe of one page that is not read.
-TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
+TEST(DaemonBlocking, AnUnreadStandardErrorDelaysNoRequest) {
   TempDir directory;
   const std::string fifo = directory.File("stderr");
   ASSERT_EQ(mkfifo(fifo.c_str(), 0600), 0);
@@ -192,7 +192,7 @@ TEST(DaemonBlocking, AStandardErrorThatNobodyReadsHoldsNobodyUp) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(4));
 }
 
-// Only few long unread answers are kept, and the session goes on.
+// The daemon keeps only few unread long answers, and the session goes on.
 TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,

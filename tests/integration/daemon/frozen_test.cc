@@ -1,5 +1,6 @@
-// A daemon that cannot continue from the state that it finds, or dies too
-// often: it keeps the memory of jobs, grants nothing, and reports why.
+// Tests a frozen daemon: the state that it finds cannot be continued, or
+// daemons died too often. It keeps the memory of jobs, grants nothing, and
+// reports why.
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -56,7 +57,7 @@ class FrozenDaemonTest : public ::testing::Test {
   KeptDaemon daemon_{"[restart]\nfreeze_after = 5\n"};
 };
 
-// Damages the kept state, byte by byte.
+// Overwrites every 64th byte of the kept state.
 void Damage(const UniqueFd& state) {
   const off_t size = lseek(state.get(), 0, SEEK_END);
   for (off_t at = 64; at < size; at += 64) {
@@ -82,7 +83,7 @@ TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_TRUE(daemon_.Has("s1") && daemon_.Has("u1") && daemon_.Has("limits"));
   EXPECT_EQ(daemon_.Count("e"), extents);
-  // Nothing of it was touched.
+  // The frozen daemon changed nothing: the repaired state is good.
   ASSERT_EQ(pwrite(state.get(), good.data(), good.size(), 0),
             static_cast<ssize_t>(good.size()));
   End(SIGTERM);
@@ -90,7 +91,6 @@ TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against ending every session and giving up the memory.
 TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -99,7 +99,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Lose("e1");
   daemon_.Start();
   ExpectFrozen("was not kept");
-  // Guards against the answer "good", after which the next daemon freezes too.
+  // Guards against the answer "good" for a daemon that would freeze as well.
   ExpectUpgradeRefused("extent 1 of GPU 0 was not kept");
   daemon_.Kill();
   daemon_.Put("e1", std::move(extent));
@@ -107,7 +107,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against ending every session: GPU 1 does not exist any more.
+// Guards against ending every session because GPU 1 no longer exists.
 TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   daemon_.Start();
   RawClient rank = Connected();
@@ -129,7 +129,7 @@ TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
 }
 
-TEST_F(FrozenDaemonTest, APoolSmallerThanWhatIsHeldEndsNoJob) {
+TEST_F(FrozenDaemonTest, APoolSmallerThanItsLeasesEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, MiB(12)), IsOk());
@@ -147,16 +147,15 @@ TEST_F(FrozenDaemonTest, APoolSmallerThanWhatIsHeldEndsNoJob) {
   EXPECT_EQ(pool.leased_bytes(), MiB(16).size());
 }
 
-// Guards against starts that fail until five of them fail within 10 s, or for
-// ever if a start takes longer, and against a --check-state that reports
-// "good".
+// Guards against starts that fail again and again, and against a --check-state
+// that reports "good".
 TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
   const std::string file = daemon_.File("policy");
-  // Writes a section that this daemon does not know, and more than the node
-  // has.
+  // First a section that this daemon does not know, then a reservation of more
+  // memory than the node has.
   const std::string_view head =
       R"({"sluice_policy": 1, "limits": [], "drained": null, )";
   for (const auto& [section, why] :
@@ -180,7 +179,7 @@ TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
   ExpectServed(rank);
 }
 
-TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNext) {
+TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNextDaemon) {
   daemon_.Start();
   RawClient rank = Attached();
   for (int death = 1; death <= 5; ++death) {
@@ -202,8 +201,7 @@ TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNext) {
   ExpectServed(rank);
 }
 
-// If nothing is kept, a daemon that ends early is better than a frozen one.
-TEST_F(FrozenDaemonTest, StartsThatFailSayWhyWhenTheyFreeze) {
+TEST_F(FrozenDaemonTest, AfterFailedStartsTheFrozenDaemonSaysWhy) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -222,7 +220,7 @@ TEST_F(FrozenDaemonTest, StartsThatFailSayWhyWhenTheyFreeze) {
   ExpectServed(rank);
 }
 
-TEST_F(FrozenDaemonTest, AnEndInOrderIsNoDeath) {
+TEST_F(FrozenDaemonTest, AnOrderlyEndDoesNotCountAsADeath) {
   daemon_.Start();
   RawClient rank = Attached();
   for (int i = 0; i < 6; ++i) {
@@ -233,8 +231,8 @@ TEST_F(FrozenDaemonTest, AnEndInOrderIsNoDeath) {
   EXPECT_THAT(Connected().Observe(), IsOk());
 }
 
-// Ends it as a stopped `sluiced-keeper` does.
-TEST_F(FrozenDaemonTest, TheServiceCanBeStopped) {
+// Ends the daemon as a stopped `sluiced-keeper` does.
+TEST_F(FrozenDaemonTest, AFrozenDaemonEndsWithItsService) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -254,7 +252,7 @@ TEST_F(FrozenDaemonTest, TheServiceCanBeStopped) {
 }
 
 // Guards against an end that takes 5 s, after which the caller would kill it.
-TEST_F(FrozenDaemonTest, TheServiceCanBeStoppedWhereTheKeeperIsDead) {
+TEST_F(FrozenDaemonTest, AFrozenDaemonsEndDoesNotWaitForADeadKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -268,7 +266,7 @@ TEST_F(FrozenDaemonTest, TheServiceCanBeStoppedWhereTheKeeperIsDead) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
-TEST(FrozenPages, SayThatItLivesAndIsNotReady) {
+TEST(FrozenPages, SayThatTheDaemonLivesAndIsNotReady) {
   KeptDaemon daemon(std::string(kHttp) + "[restart]\nfreeze_after = 5\n");
   daemon.Start();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
@@ -289,7 +287,7 @@ TEST(FrozenPages, SayThatItLivesAndIsNotReady) {
   EXPECT_THAT(HttpGet(address, "/status.json"), HasSubstr(" 503 "));
 }
 
-TEST_F(FrozenDaemonTest, AdministratorsHearWhy) {
+TEST_F(FrozenDaemonTest, AdministratorsAreToldTheReason) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();

@@ -68,7 +68,7 @@ std::string KindOf(const wire::Packet& packet) {
              : fmt::format("reply {}", static_cast<int>(reply.body_case()));
 }
 
-// Sends the bytes unchanged, a Hello with the GPU nodes, and returns the
+// Sends the bytes unchanged, and with a Hello the GPU nodes. Returns the
 // answer.
 std::string Ask(RawClient& rank, const std::string& bytes) {
   const wire::Packet packet = Parsed(bytes);
@@ -84,7 +84,7 @@ std::string Ask(RawClient& rank, const std::string& bytes) {
   return (*answer)->packet.SerializeAsString();
 }
 
-// Returns the requests of a rank's life; Hello has all fields.
+// Returns the requests that a rank makes in its life.
 std::vector<wire::Packet> Requests() {
   std::vector<wire::Packet> packets;
   const auto add = [&]() -> wire::Request& {
@@ -103,7 +103,7 @@ std::vector<wire::Packet> Requests() {
   host.set_kind(wire::Lease::HOST);
   host.set_bytes(KiB(64).size());
   host.set_wait_ms(1000);
-  add().mutable_lease()->set_bytes(1);  // not a multiple: refused
+  add().mutable_lease()->set_bytes(1);  // refused: below the granularity
   add().mutable_give_up()->set_request_id(2);
   wire::StepReport& step = *add().mutable_step_report();
   step.set_step(7);
@@ -120,12 +120,12 @@ std::vector<wire::Packet> Requests() {
   taken.set_plan_id(3);
   taken.set_taken(true);
   add().mutable_free()->set_lease_id(1);
-  add().mutable_free()->set_lease_id(1);  // it is gone: refused
+  add().mutable_free()->set_lease_id(1);  // refused: freed already
   add().mutable_gpu_use()->set_used_bytes(MiB(2).size());
   return packets;
 }
 
-// Removes the parts that differ from daemon to daemon.
+// Replaces the values that differ from daemon to daemon.
 std::string WithoutChance(const std::string& answer) {
   wire::Packet packet = Parsed(answer);
   packet.set_generation(1);
@@ -152,7 +152,7 @@ void Record() {
 
 class GoldenPackets : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(GoldenPackets, AreAnsweredAsTheyWere) {
+TEST_P(GoldenPackets, AreAnsweredAsRecorded) {
   if (GetParam() == wire::kProtocols.newest &&
       std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     Record();

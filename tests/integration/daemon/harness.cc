@@ -32,7 +32,7 @@ RunningDaemon::RunningDaemon(const std::string& toml,
   if (toml.find("[http]") == std::string::npos) {
     file << "[http]\nlisten = \"\"\n";
   }
-  // Tests and benches kill it too often for the default.
+  // Tests and benches kill the daemon more often than the default allows.
   if (kept_) file << "[restart]\nfreeze_after = 0\n";
   if (toml.find("[device]") == std::string::npos) {
     file << "[device]\ndriver = \"sim\"\n";
@@ -296,7 +296,7 @@ void AwaitRefills(int limits_page) {
   ASSERT_NE(page, MAP_FAILED);
   const auto& beat = static_cast<const GrantLimits*>(page)->heartbeat_ns;
   const absl::Time late = absl::Now() + absl::Seconds(10);
-  // Two refills: the first one may have read the pages earlier.
+  // Two refills: the first one may have read the pages before the call.
   for (int i = 0; i < 2; ++i) {
     const uint64_t before = beat.load();
     while (beat.load() == before && absl::Now() < late) {

@@ -17,12 +17,12 @@
 
 namespace sluice::testing {
 
-// Limits of the daemon that are stricter than this test's.
+// How the daemon is started. `user` and `user_namespace` need root.
 struct DaemonLimits {
-  int open_files = 0;           // soft and hard; 0: as this process
-  uid_t user = 0;               // not root: without capabilities; needs root
-  bool user_namespace = false;  // a namespace that maps only root; needs root
-  bool kept = false;            // its state is stored by a sluiced-keeper
+  int open_files = 0;           // soft and hard limit; 0: as this process
+  uid_t user = 0;               // if not root, without capabilities
+  bool user_namespace = false;  // in a namespace that maps only root
+  bool kept = false;            // by a sluiced-keeper, which stores its state
 };
 
 class RunningDaemon {
@@ -37,15 +37,14 @@ class RunningDaemon {
   const std::string& runtime_dir() const { return directory_.path(); }
   std::string socket() const { return directory_.File("session.sock"); }
   std::string http_socket() const { return directory_.File("http.sock"); }
-  Child& process() { return *process_; }  // or its keeper
+  Child& process() { return *process_; }  // the keeper, if `kept`
   pid_t pid() const { return process_->pid(); }
   // Sends SIGKILL, and starts the next daemon in the same folder with the same
   // settings.
   void KillAndStartNext();
   // Returns the ready line's text after `name=`, up to a blank.
   std::string ReadyField(const std::string& name);
-  // Returns a value of /proc/PID/status: "VmRSS", "RssAnon", "VmHWM"; 0 without
-  // it.
+  // Returns the value of a line of /proc/PID/status such as "VmRSS", or 0.
   Bytes Memory(const std::string& line) const;
   int Descriptors() const;
 
@@ -61,8 +60,8 @@ class RunningDaemon {
 // Returns the descriptors that a rank of GPU `gpu` sends with its Hello.
 std::vector<UniqueFd> GpuNodes(int client, int gpu);
 
-// One session, blocking, one request at a time. Events that arrive in between
-// are kept.
+// One session, with one blocking call at a time. Events that arrive during a
+// call are kept for NextEvent.
 class RawClient {
  public:
   static absl::StatusOr<RawClient> Connect(const std::string& socket);
@@ -72,7 +71,7 @@ class RawClient {
     std::vector<UniqueFd> fds;
   };
   // Sends a request and returns its reply, with the descriptors of all parts of
-  // a lease. An error reply becomes its absl::Status. `id` 0: the next id.
+  // a lease. An error reply becomes its absl::Status. `id` 0 means the next id.
   absl::StatusOr<Reply> Call(const wire::Request& request,
                              std::vector<int> fds = {}, uint64_t id = 0);
   absl::StatusOr<Reply> Hello(const std::string& job, int rank = 0,
@@ -81,8 +80,8 @@ class RawClient {
   absl::StatusOr<Reply> Lease(wire::Lease::Kind kind, Bytes size,
                               int ordinal = 0);
   absl::StatusOr<Reply> Free(uint64_t lease);
-  // Returns the next event. DeadlineExceeded: none came; Unavailable: the
-  // daemon closed the session.
+  // Returns the next event, DeadlineExceeded if none came, or Unavailable if
+  // the daemon closed the session.
   absl::StatusOr<wire::Event> NextEvent(absl::Duration timeout,
                                         UniqueFd* fd = nullptr);
 
@@ -109,12 +108,12 @@ void ExpectPolicyIsRefused(const std::string& text,
 // Returns pool `gpu` of the daemon at `socket`, by an observer's query.
 absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
 absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
-// Waits until nothing of that pool is leased or quarantined. Returns the time
-// it took, or DeadlineExceeded.
+// Waits until all of that pool is free. Returns the time it took, or
+// DeadlineExceeded.
 absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
                                              absl::Duration timeout);
-// Waits until the daemon of that limits page has read all use pages since the
-// call.
+// Waits until the daemon that shares `limits_page`, a descriptor, has read all
+// use pages.
 void AwaitRefills(int limits_page);
 
 }  // namespace sluice::testing

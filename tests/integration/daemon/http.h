@@ -1,5 +1,5 @@
-// Requests of the daemon's HTTP pages without a library. An address is
-// 127.0.0.1:PORT or the path of a unix socket.
+// HTTP requests to the daemon, by plain sockets. An address is 127.0.0.1:PORT
+// or the path of a unix socket.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace sluice::testing {
 
-// Returns the whole answer.
+// HttpGet and HttpAsk return the whole answer, with its headers.
 std::string HttpGet(const std::string& address, const std::string& path);
 std::string HttpAsk(const std::string& address, const std::string& request);
 
-// Empty if there is no listener.
+// Returns an empty descriptor if there is no listener.
 UniqueFd HttpConnect(const std::string& address);
 // Reads until the other end closes.
 std::string HttpRest(int fd);

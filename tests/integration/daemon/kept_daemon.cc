@@ -41,7 +41,7 @@ KeptDaemon::KeptDaemon(const std::string& toml, int64_t capacity)
   if (toml.find("[http]") == std::string::npos) {
     file << "[http]\nlisten = \"\"\n";
   }
-  // Tests kill it too often for the default.
+  // Tests kill the daemon more often than the default allows.
   if (toml.find("[restart]") == std::string::npos) {
     file << "[restart]\nfreeze_after = 0\n";
   }

@@ -21,15 +21,16 @@ namespace sluice::testing {
 
 class KeptDaemon {
  public:
-  // Does not start the daemon. HTTP is off unless the text enables it.
+  // Does not start the daemon. HTTP is off unless `toml` enables it. The keeper
+  // stores `capacity` descriptors.
   explicit KeptDaemon(const std::string& toml = "", int64_t capacity = 4000);
   ~KeptDaemon();
   KeptDaemon(const KeptDaemon&) = delete;
 
   // Sets the program of later starts; the default is sluiced.
   void Use(const std::string& program) { program_ = program; }
-  // Starts it with all kept descriptors and waits until it serves; fails the
-  // test otherwise.
+  // Starts the daemon with all kept descriptors and waits until it serves;
+  // fails the test otherwise.
   void Start();
   // Starts a daemon that must fail. Returns its exit status.
   int StartThatFails();
@@ -48,8 +49,7 @@ class KeptDaemon {
   ChildResult CheckState(const std::string& program = "sluiced",
                          const std::string& config = "sluiced.toml") const;
 
-  // Until the daemon's death, or Answer, none of its messages is received or
-  // answered.
+  // Receives no message of the daemon until Answer or the daemon's death.
   void Ignore();
   // Ends Ignore. Messages sent since then are received, too.
   void Answer();
@@ -62,9 +62,10 @@ class KeptDaemon {
   bool Has(const std::string& name) const;
   // Returns the number of kept descriptors with names that begin with `prefix`.
   int Count(const std::string& prefix) const;
-  // Waits for a while. Returns whether the descriptor is gone.
+  // Wait at most 120 s. Return whether the descriptor is gone, or kept.
   bool WaitUntilGone(const std::string& name) const;
   bool WaitUntilKept(const std::string& name) const;
+  // Removes a kept descriptor.
   void Lose(const std::string& name);
   // Keeps a descriptor as if a daemon had sent it.
   void Put(const std::string& name, UniqueFd fd);
@@ -77,7 +78,7 @@ class KeptDaemon {
   pid_t pid() const { return pid_; }
   // Returns the log of this daemon and its predecessors.
   std::string Log() const;
-  // Waits for `text` in the log, which a thread of its own writes.
+  // Waits for `text` in the log, which a thread of the daemon writes.
   bool WaitForLog(const std::string& text) const;
 
  private:

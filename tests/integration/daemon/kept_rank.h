@@ -1,4 +1,4 @@
-// A rank of a daemon that dies, and what it has under the next one.
+// Ranks of a daemon that dies, and a check that the next daemon serves them.
 #pragma once
 
 #include <string>
@@ -33,7 +33,7 @@ inline RawClient AttachedWithMemory(const KeptDaemon& daemon,
   return client;
 }
 
-// Expects that the session and its memory survived.
+// Expects that the rank's session and its 4 MiB survived.
 inline void ExpectKept(const KeptDaemon& daemon, RawClient& rank) {
   const auto event = rank.NextEvent(absl::Seconds(20));
   ASSERT_THAT(event, IsOk()) << daemon.Log();

@@ -1,13 +1,13 @@
-// A descriptor that takes as long to close as its sender likes.
+// A descriptor that takes a minute to close.
 #pragma once
 
 #include "proto/base/unique_fd.h"
 
 namespace sluice::testing {
 
-// A TCP socket that waits for a minute at its last close: what it has sent is
-// never read. `reader` must be kept, or the close is short. Empty if the
-// process may not open more.
+// Returns a TCP socket that waits for a minute at its last close, as nothing
+// reads what it has sent. `reader` must stay open, or the close is short.
+// Returns an empty descriptor if a socket cannot be made.
 UniqueFd LingeringSocket(UniqueFd& reader);
 
 }  // namespace sluice::testing

@@ -1,5 +1,5 @@
-// Memory that was returned but is still mapped, by real processes: the daemon's
-// counts match the kernel's.
+// Tests memory that was returned but that a real process still holds: the
+// daemon's counts match the kernel's.
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -27,7 +27,7 @@ void ExpectLingering(const std::string& socket, Bytes wanted) {
   ExpectSoon(socket, &wire::Pool::lingering_bytes, wanted);
 }
 
-// Expects this process soon as the only holder, with its memory.
+// Waits until the daemon reports this process as the only holder, of 12 MiB.
 void ExpectHolder(const std::string& socket, int pid) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
   ASSERT_THAT(client.Observe(), IsOk());
@@ -46,7 +46,6 @@ void ExpectHolder(const std::string& socket, int pid) {
   EXPECT_EQ(holders[0]["host_bytes"], 0);
 }
 
-// Guards against counting as free what a child holds, three times over.
 TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
   RunningDaemon daemon(kNode);
   int leave[2];
@@ -79,7 +78,7 @@ TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool held,
                               GpuPool(daemon.socket(), 0));
   EXPECT_EQ(held.free_bytes(), MiB(4).size());
-  absl::SleepFor(absl::Milliseconds(600));  // it was asked again by now
+  absl::SleepFor(absl::Milliseconds(600));  // the daemon has counted again
   ExpectLingering(daemon.socket(), MiB(12));
   ExpectHolder(daemon.socket(), child);
   close(leave[1]);
@@ -88,15 +87,15 @@ TEST(DaemonLingering, AForkedChildsMemoryIsNotFree) {
 }
 
 // Guards against freed memory that leaves the budget while it lingers: one
-// process could hold the pool under a budget of a part of it.
-TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
+// process could hold the whole pool under a small budget.
+TEST(DaemonLingering, RepeatedLeaseAndFreeStaysWithinTheBudget) {
   RunningDaemon daemon(
       absl::StrCat(kNode, "[budgets]\nprincipal_gpu_bytes = \"4MiB\"\n"));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(client.Hello("demo"), IsOk());
   std::vector<UniqueFd> kept;
-  std::set<ino_t> files;  // what was given back may come again
+  std::set<ino_t> files;  // a lease may get returned memory again
   Bytes held;
   for (int i = 0; i < 16; ++i) {  // each of another size
     auto lease = client.Lease(wire::Lease::GPU, KiB(512) + KiB(64) * i);
@@ -112,7 +111,7 @@ TEST(DaemonLingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   EXPECT_GT(held, MiB(2));
   EXPECT_LE(held, MiB(4));
   ExpectLingering(daemon.socket(), held);
-  // Let go, it is free, and in the budget again.
+  // Closed memory is free, and no longer counts in the budget.
   kept.clear();
   ExpectLingering(daemon.socket(), Bytes(0));
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(4)), IsOk());

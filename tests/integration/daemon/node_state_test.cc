@@ -1,6 +1,6 @@
-// Attacks of another user on the ranks of a simulated node. It cannot change
-// the node's state, and by the shared clocks it delays others no more than by
-// copying.
+// Tests attacks of another user on the ranks of a simulated node. The user
+// cannot change the node's state, and by writing the shared clocks delays
+// others no more than by copying.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
@@ -25,7 +25,7 @@ namespace {
 constexpr uid_t kHonest = 61235, kLiar = 61234;
 constexpr DeviceIndex kGpu(0);
 
-// A session's driver, as libsluice opens it.
+// Opens a session's driver, as libsluice does.
 absl::StatusOr<std::unique_ptr<device::Driver>> DriverOf(
     const RunningDaemon& daemon, const RawClient::Reply& welcome) {
   return device::OpenSimDriver(daemon.runtime_dir() + "/sim", welcome.fds[2]);
@@ -44,7 +44,8 @@ absl::Duration Copy(device::Driver& driver, Bytes size) {
   return absl::Now() - start;
 }
 
-// Sets every clock far ahead, again and again.
+// Tries to change the node's state as another user. Then sets every clock far
+// ahead, again and again.
 void Scribble(const RunningDaemon& daemon) {
   ASSERT_EQ(setresuid(kLiar, kLiar, kLiar), 0);
   const std::string state = daemon.runtime_dir() + "/sim/node.state";
@@ -67,8 +68,8 @@ void Scribble(const RunningDaemon& daemon) {
   }
 }
 
-// Guards against another user that ends it (SIGBUS), or stops its copies.
-TEST(DaemonNodeState, ARankOfAnotherUserSurvivesWhatALiarDoes) {
+// Guards against a SIGBUS in the rank, and against copies that never end.
+TEST(DaemonNodeState, ARankSurvivesAnotherUsersWritesToSharedState) {
   if (geteuid() != 0) GTEST_SKIP() << "other users need root";
   RunningDaemon daemon(
       "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"16MiB\"\n"

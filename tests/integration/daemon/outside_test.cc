@@ -1,5 +1,5 @@
-// Memory that ranks of a killed daemon still map, by real processes: the next
-// daemon reports what the kernel reports, and leases none of it.
+// Tests memory that ranks of a killed daemon still hold, with real processes:
+// the next daemon counts as much of it as the kernel, and leases none.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -54,7 +54,7 @@ void ExpectOutside(const RunningDaemon& daemon, Bytes wanted) {
 }
 
 // Guards against pools that are shown as free and refuse each lease.
-TEST(DaemonOutside, WhatRanksOfAKilledDaemonHoldIsNotFreeUntilTheyEnd) {
+TEST(DaemonOutside, MemoryOfAKilledDaemonsRanksIsNotFreeUntilTheyEnd) {
   RunningDaemon daemon(kNode);
   const auto rank = Staying([&] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -69,7 +69,7 @@ TEST(DaemonOutside, WhatRanksOfAKilledDaemonHoldIsNotFreeUntilTheyEnd) {
     }
   });
   daemon.KillAndStartNext();
-  // Known when it serves.
+  // The next daemon knows this as soon as it serves.
   SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool gpu,
                               GpuPool(daemon.socket(), 0));
   EXPECT_EQ(gpu.held_outside_bytes(), MiB(12).size());
@@ -91,7 +91,7 @@ TEST(DaemonOutside, WhatRanksOfAKilledDaemonHoldIsNotFreeUntilTheyEnd) {
   EXPECT_THAT(client.Lease(wire::Lease::HOST, MiB(32)), IsOk());
 }
 
-TEST(DaemonOutside, AForkedChildWithOnlyAMappingIsSeen) {
+TEST(DaemonOutside, MemoryThatAForkedChildOnlyMapsIsNotFree) {
   RunningDaemon daemon(kNode);
   int leave[2];
   ASSERT_EQ(pipe2(leave, O_CLOEXEC), 0);
@@ -119,8 +119,8 @@ TEST(DaemonOutside, AForkedChildWithOnlyAMappingIsSeen) {
   ExpectOutside(daemon, Bytes(0));
 }
 
-// Guards against believing a page that every user can write.
-TEST(DaemonOutside, AnotherUsersWordIsNotBelieved) {
+// Any user can give a memfd the name of the node's memory.
+TEST(DaemonOutside, AnotherUsersFalseNamesAreNotCounted) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   RunningDaemon daemon(kNode);
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);

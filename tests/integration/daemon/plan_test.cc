@@ -1,4 +1,4 @@
-// Plans through the real daemon and the real worker.
+// Tests plans from the real daemon and the real worker.
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -56,7 +56,7 @@ absl::Status Submit(RawClient& client, std::string_view bytes) {
   return client.Call(request, {fd.get()}).status();
 }
 
-// The plan of the next event.
+// Returns the plan that the next event carries.
 absl::StatusOr<plan::NodePlan> NextPlan(RawClient& client) {
   UniqueFd fd;
   SLUICE_ASSIGN_OR_RETURN(const wire::Event event,
@@ -93,7 +93,7 @@ TEST(DaemonPlan, BothRanksGetOneValidPlanAndARepeatComesFromTheCache) {
   }
 }
 
-// Requests one plan; the measured seconds differ each time.
+// Requests one plan for a profile with these measured seconds.
 absl::StatusOr<plan::NodePlan> AskOnce(const std::string& socket,
                                        double seconds) {
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
@@ -129,7 +129,7 @@ plan::Trace HardTrace(int64_t buffers) {
   return trace;
 }
 
-TEST(DaemonPlan, HowFarTheWorkerIsReachesSluicectlStatus) {
+TEST(DaemonPlan, SluicectlStatusShowsTheWorkersProgress) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
   ASSERT_THAT(a.Hello("demo"), IsOk());
@@ -150,7 +150,7 @@ TEST(DaemonPlan, HowFarTheWorkerIsReachesSluicectlStatus) {
 
 // 5 MiB of a layer leave within its forward of 0.1 s and come back within its
 // backward of 0.2 s.
-TEST(DaemonPlan, WhatItCopiesIsPromisedAndShownWhileTheRankIsThere) {
+TEST(DaemonPlan, APlansCopiesArePromisedWhileTheRankIsAttached) {
   RunningDaemon daemon;
   const auto shown = [&] {
     return Child::Spawn({BinaryPath("sluicectl"), "--socket", daemon.socket(),
@@ -176,7 +176,7 @@ TEST(DaemonPlan, WhatItCopiesIsPromisedAndShownWhileTheRankIsThere) {
   EXPECT_THAT(shown(), Not(HasSubstr("promised_d2h_bytes_per_second")));
 }
 
-TEST(DaemonPlan, InfeasibleIsAnAnswerThatSaysWhy) {
+TEST(DaemonPlan, AnInfeasiblePlanStatesTheReason) {
   RunningDaemon daemon("[budgets]\njob_host_bytes = \"4MiB\"\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
   ASSERT_THAT(a.Hello("demo"), IsOk());
@@ -209,14 +209,14 @@ TEST(DaemonPlan, BadProfilesAreRefusedByFieldAndTheSessionGoesOn) {
   EXPECT_THAT(NextPlan(a), IsOk());
 }
 
-// Guards against a daemon that looks for the profile and dies.
+// Guards against a daemon that dies because the repeated id has no profile.
 TEST(DaemonPlan, AnotherRequestWithTheIdOfAnAnsweredProfileIsRefused) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient b, RawClient::Connect(daemon.socket()));
   ASSERT_THAT(a.Hello("demo", 0, 2, 0), IsOk());
   ASSERT_THAT(b.Hello("demo", 1, 2, 1), IsOk());
-  // Answered, and there is no plan yet, since it waits for the other rank.
+  // The submission is answered, but the plan still waits for the other rank.
   ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
   constexpr uint64_t kSubmitted = 2;  // its id, after Hello's
   wire::Request other;
@@ -260,7 +260,7 @@ TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
 }
 
 TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
-  // A daemon started through a link in a folder without a worker.
+  // A copy of the daemon in a folder without a worker.
   TempDir alone;
   const std::string lonely = alone.File("sluiced");
   const auto copied = Child::Spawn({"/bin/cp", BinaryPath("sluiced"), lonely});
@@ -279,7 +279,7 @@ TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
   EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
 }
 
-// A profile with a long text and many values.
+// Returns a profile with a long text and many values.
 std::string LongProfile(int rank, int gpu, int buffers) {
   plan::RankProfile profile = ProfileOf(rank, gpu);
   plan::Trace& trace = profile.segments[0].trace;
@@ -291,9 +291,9 @@ std::string LongProfile(int rank, int gpu, int buffers) {
   return plan::Encode(profile);
 }
 
-// Guards against accepting, holding and decoding 20,000 profiles one after the
-// other: an honest profile got no answer within two minutes.
-TEST(DaemonPlan, ManyProfilesOfOneRankHoldUpNobodyAndAreNotKept) {
+// Guards against keeping and decoding thousands of one rank's profiles while
+// another rank's profile waits.
+TEST(DaemonPlan, ManyProfilesOfOneRankDelayNoOtherAndAreNotKept) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
                               RawClient::Connect(daemon.socket()));
@@ -311,7 +311,7 @@ TEST(DaemonPlan, ManyProfilesOfOneRankHoldUpNobodyAndAreNotKept) {
                (*reply)->packet.reply().has_error();
     return reply.ok();
   };
-  // It is ended where more descriptors wait to be closed than one may send.
+  // The session ends if too many of its descriptors wait to be closed.
   bool ended = false;
   constexpr int kSent = 1000;
   for (int i = 0; i < kSent && !ended; ++i) {
@@ -359,7 +359,7 @@ TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
   EXPECT_THAT(Submit(client, plan::Encode(ProfileOf(0, 0))), IsOk());
 }
 
-// Guards against another user's small plan that takes 14.1 s instead of 0.04 s.
+// Guards against another user's small plan that takes 14 s instead of 0.04 s.
 TEST(DaemonPlan, AHardProfileOfOneUserEndsSoonWhenAnotherWaits) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   RunningDaemon daemon;

@@ -1,5 +1,5 @@
-// Tests the other users if some have the largest allowed profiles and the
-// daemon dies.
+// Tests that users with the largest allowed profiles do no harm to others when
+// the daemon dies.
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -89,7 +89,7 @@ TEST_F(PlanningTakeOver, LargeProfilesDoNotEndOtherUsersSessions) {
     ASSERT_THAT(Submit(large.back(), ProfileOf(plan::kMaxClasses, 1024)),
                 IsOk());
     ExpectPlan(large.back());
-    // One of these is all that a user may have.
+    // A user may have only one profile of this size.
     RawClient more = Attached("more", user);
     EXPECT_THAT(Submit(more, ProfileOf(plan::kMaxClasses, 1024)),
                 StatusIs(kExhausted,
@@ -114,7 +114,7 @@ TEST_F(PlanningTakeOver, LargeProfilesDoNotEndOtherUsersSessions) {
   ASSERT_TRUE(event->has_taken_over());
   EXPECT_NE(event->taken_over().plan_id(), 0u);
   EXPECT_THAT(honest.Lease(wire::Lease::GPU, KiB(64)), IsOk());
-  // All of it was saved.
+  // The large plans were saved, too.
   for (RawClient& each : large) {
     const auto told = each.NextEvent(absl::Seconds(20));
     ASSERT_THAT(told, IsOk());

@@ -1,5 +1,5 @@
-// SIGHUP: a daemon that takes over reads the configuration again, or everything
-// stays as it was.
+// Tests SIGHUP: the daemon ends and the next one reads the configuration again,
+// or if that would fail nothing changes.
 #include <signal.h>
 
 #include <fstream>
@@ -23,7 +23,7 @@ class ReloadTest : public ::testing::Test {
     std::ofstream(daemon_.File("sluiced.toml"), std::ios::app) << toml;
   }
   void HangUp() { ASSERT_EQ(kill(daemon_.pid(), SIGHUP), 0); }
-  // Starts the next daemon when this one has ended, as a keeper does.
+  // Starts the next daemon after this one's end, as a keeper does.
   void StartNext() {
     ASSERT_EQ(daemon_.Join(), 0) << daemon_.Log();
     daemon_.Start();
@@ -34,7 +34,7 @@ class ReloadTest : public ::testing::Test {
 };
 
 // Guards against a SIGHUP that is only logged.
-TEST_F(ReloadTest, ANewLimitBindsAndTheRankGoesOn) {
+TEST_F(ReloadTest, ANewLimitBindsAndTheRankStaysAttached) {
   daemon_.Start();
   RawClient rank = Attached();
   Append("[budgets]\nprincipal_gpu_bytes = \"5MiB\"\n");
@@ -45,12 +45,12 @@ TEST_F(ReloadTest, ANewLimitBindsAndTheRankGoesOn) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST_F(ReloadTest, WithoutARankTheSocketStaysToo) {
+TEST_F(ReloadTest, TheSocketStaysWithoutAnyRank) {
   daemon_.Start();
   Append("[log]\nlevel = \"debug\"\n");
   HangUp();
   ASSERT_EQ(daemon_.Join(), 0);
-  auto client = RawClient::Connect(daemon_.socket());  // and waits
+  auto client = RawClient::Connect(daemon_.socket());  // waits for the next one
   ASSERT_THAT(client, IsOk());
   daemon_.Start();
   EXPECT_THAT(client->Observe(), IsOk());
@@ -66,7 +66,7 @@ TEST_F(ReloadTest, ABadFileChangesNothing) {
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, KiB(64)), IsOk());
 }
 
-TEST_F(ReloadTest, AFileWithoutWhatIsHeldChangesNothing) {
+TEST_F(ReloadTest, AFileWithoutALeasedGpuChangesNothing) {
   daemon_.Start();
   auto rank = RawClient::Connect(daemon_.socket());
   ASSERT_THAT(rank, IsOk());
@@ -78,8 +78,8 @@ TEST_F(ReloadTest, AFileWithoutWhatIsHeldChangesNothing) {
   EXPECT_THAT(rank->Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
 }
 
-// Guards against a next daemon with less than nothing free.
-TEST_F(ReloadTest, APoolThatIsSmallerThanWhatIsHeldChangesNothing) {
+// Guards against a next daemon with negative free memory.
+TEST_F(ReloadTest, APoolSmallerThanItsLeasesChangesNothing) {
   daemon_.Start();
   RawClient rank = Attached();
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, MiB(12)), IsOk());

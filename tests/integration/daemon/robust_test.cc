@@ -1,5 +1,5 @@
-// Clients that break the protocol, do nothing, or never read: their sessions
-// end, and all other clients are served all the time.
+// Tests clients that break the protocol, do nothing, or never read: all other
+// clients are still served.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,15 +22,15 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// The sanitizer's shadow memory is resident too: sizes say nothing there.
+// A sanitizer's shadow memory is resident, too, so sizes mean nothing there.
 #ifdef SLUICE_SANITIZED
 constexpr bool kMeasureMemory = false;
 #else
 constexpr bool kMeasureMemory = true;
 #endif
 
-// Expects an answer within the 100 ms that other clients are promised (fifty
-// times as long here: the machine is shared).
+// Expects an answer within 5 s. Clients are promised 100 ms, but the machine of
+// a test is shared.
 void ExpectServed(const std::string& socket) {
   const absl::Time start = absl::Now();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
@@ -38,7 +38,7 @@ void ExpectServed(const std::string& socket) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
-// Expects that the daemon ends that session, without or after an answer.
+// Expects that the daemon ends that session, possibly after an answer.
 void ExpectEnded(RawClient& client) {
   for (int i = 0; i < 100; ++i) {
     const auto event = client.NextEvent(absl::Seconds(5));
@@ -128,8 +128,8 @@ TEST(DaemonRobust, SurplusDescriptorsAreClosedNotKept) {
   EXPECT_EQ(read(reader.get(), &byte, 1), 0);
 }
 
-TEST(DaemonRobust, ThousandHalfOpenConnectionsHoldUpNobody) {
-  // This process needs as many descriptors.
+TEST(DaemonRobust, AThousandHalfOpenConnectionsDelayNoOtherClient) {
+  // This process needs a descriptor per connection, too.
   rlimit limit;
   ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
   limit.rlim_cur = limit.rlim_max;
@@ -148,13 +148,13 @@ TEST(DaemonRobust, ThousandHalfOpenConnectionsHoldUpNobody) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(36)), IsOk());
 }
 
-TEST(DaemonRobust, ClientThatNeverReadsIsEndedAndHoldsUpNobody) {
+TEST(DaemonRobust, AClientThatNeverReadsIsEndedAndDelaysNoOther) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient deaf,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(deaf.Hello("deaf"), IsOk());
   ASSERT_THAT(deaf.Lease(wire::Lease::GPU, MiB(4)), IsOk());
-  // Asks for large answers and reads none, for as long as it may.
+  // Asks for large answers and reads none, until the daemon ends the session.
   const absl::Time start = absl::Now();
   uint64_t id = 1000;
   bool ended = false;
@@ -189,7 +189,7 @@ TEST(DaemonRobust, EightAttachedRanksCostLittleMemory) {
   EXPECT_LE(resident, MiB(50));
 }
 
-TEST(DaemonRobust, AttachLeaseDieCyclesLeaveNoDescriptorAndNoByte) {
+TEST(DaemonRobust, RanksThatDieLeaveNoDescriptorAndNoMemory) {
   RunningDaemon daemon;
   const auto descriptors = [&] {
     int count = 0;
@@ -218,7 +218,7 @@ TEST(DaemonRobust, AttachLeaseDieCyclesLeaveNoDescriptorAndNoByte) {
       resident = daemon.Memory("VmRSS");
     }
   }
-  // Another thread than the loop's closes sockets.
+  // The daemon closes sockets in a thread other than its loop's.
   const absl::Time late = absl::Now() + absl::Seconds(10);
   while (descriptors() > before + 2 && absl::Now() < late) {
     absl::SleepFor(absl::Milliseconds(20));
@@ -229,7 +229,7 @@ TEST(DaemonRobust, AttachLeaseDieCyclesLeaveNoDescriptorAndNoByte) {
   }
 }
 
-TEST(DaemonRobust, StoppedClientDoesNotHoldUpTheOthers) {
+TEST(DaemonRobust, AStoppedClientDelaysNoOtherClient) {
   RunningDaemon daemon;
   const auto stopped = Child::Fork([&] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,

@@ -1,5 +1,5 @@
-// A client that connects between two daemons waits for the next one: the socket
-// is kept, or was made by the starter (socket activation).
+// Tests that a client that connects between two daemons waits for the next one.
+// The keeper stores the session socket, or systemd made it (socket activation).
 #include <signal.h>
 #include <sys/socket.h>
 
@@ -23,7 +23,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A name that no stored descriptor has: this socket is passed at each start.
+// The name of the .socket unit's descriptor, which is passed at each start. No
+// stored descriptor has it.
 constexpr char kUnit[] = "sluiced.socket";
 
 class SessionSocket : public ::testing::Test {
@@ -44,8 +45,7 @@ class SessionSocket : public ::testing::Test {
     ASSERT_EQ(sigqueue(daemon_.pid(), SIGTERM, ends), 0);
     ASSERT_EQ(daemon_.Join(), 0);
   }
-  // Expects that a client that connects now is answered by the next daemon,
-  // which is then started.
+  // Connects a client, starts the next daemon, and expects its answer.
   void ExpectWaits() {
     auto waits = RawClient::Connect(daemon_.socket());
     ASSERT_THAT(waits, IsOk());
@@ -67,7 +67,7 @@ TEST_F(SessionSocket, StaysWhenAnIdleDaemonIsTerminated) {
   ExpectWaits();
 }
 
-TEST_F(SessionSocket, GoesWithTheService) {
+TEST_F(SessionSocket, IsRemovedWithTheService) {
   daemon_.Start();
   EndService();
   EXPECT_EQ(daemon_.Count(""), 0);
@@ -136,7 +136,7 @@ TEST_F(SessionSocket, WithARemovedPathIsReportedAndNotReplaced) {
   EXPECT_FALSE(std::filesystem::exists(daemon_.socket()));
 }
 
-TEST(FrozenSessionSocket, FromASocketUnitTellsTheReasonAndStays) {
+TEST(FrozenSessionSocket, FromASocketUnitReportsTheReasonAndStays) {
   KeptDaemon daemon("[restart]\nfreeze_after = 1\n");
   auto made = wire::Listen(daemon.socket(), 0666);
   ASSERT_THAT(made, IsOk());
@@ -155,7 +155,7 @@ TEST(FrozenSessionSocket, FromASocketUnitTellsTheReasonAndStays) {
   EXPECT_THAT(waits.Observe(), IsOk());
 }
 
-// The keeper's daemon.
+// Returns the keeper's daemon.
 pid_t ChildOf(pid_t keeper) {
   const std::string number = std::to_string(keeper);
   std::ifstream file("/proc/" + number + "/task/" + number + "/children");
@@ -164,8 +164,8 @@ pid_t ChildOf(pid_t keeper) {
   return child;
 }
 
-// Guards against refusals as long as the next daemon takes to start.
-TEST(KeptSessionSocket, RefusesNobodyWhileItsIdleDaemonIsReplaced) {
+// Guards against refusals until the next daemon has started.
+TEST(KeptSessionSocket, RefusesNoClientWhileTheIdleDaemonIsReplaced) {
   RunningDaemon daemon("", {.kept = true});
   std::atomic<bool> ends = false;
   std::atomic<int> answered = 0;

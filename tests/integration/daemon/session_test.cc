@@ -1,4 +1,4 @@
-// The daemon as clients see it: real binary, real sockets, real deaths.
+// Tests the daemon as clients see it: real binary, real sockets, real deaths.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -40,8 +40,8 @@ TEST(DaemonSession, WelcomeDescribesTheSimulatedNode) {
   ASSERT_EQ(reply.fds.size(), 3u);  // grant pages, clocks
 }
 
-// A client of a later version, which speaks today's protocol too or not.
-TEST(DaemonSession, AClientsRangeOfProtocolsMeetsTheDaemons) {
+// A client of a later version may or may not speak today's protocol as well.
+TEST(DaemonSession, AProtocolThatBothSpeakIsAgreedOn) {
   RunningDaemon daemon;
   wire::Request request;
   wire::Hello* hello = request.mutable_hello();
@@ -58,7 +58,7 @@ TEST(DaemonSession, AClientsRangeOfProtocolsMeetsTheDaemons) {
   EXPECT_EQ(reply.body.welcome().protocol(), wire::kProtocols.newest);
 }
 
-TEST(DaemonSession, LeaseComesAsOneDescriptorAnExtentOfExactSizes) {
+TEST(DaemonSession, ALeaseComesAsOneDescriptorPerExtent) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -72,13 +72,13 @@ TEST(DaemonSession, LeaseComesAsOneDescriptorAnExtentOfExactSizes) {
   EXPECT_EQ(lease.fds.size(), 3u);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(pool.leased_bytes(), (MiB(9) + KiB(64)).size());
-  lease.fds.clear();  // an open one keeps the memory (lingering_test.cc)
+  lease.fds.clear();  // an open descriptor would keep the memory
   EXPECT_THAT(client.Free(lease.body.granted().lease_id()), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto after, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(after.free_bytes(), after.total_bytes());
 }
 
-TEST(DaemonSession, LargeLeaseComesInParts) {
+TEST(DaemonSession, ALargeLeaseComesInParts) {
   RunningDaemon daemon("[pools]\nextent_bytes = \"64KiB\"\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -90,7 +90,7 @@ TEST(DaemonSession, LargeLeaseComesInParts) {
   EXPECT_EQ(lease.body.granted().parts(), 3u);
 }
 
-TEST(DaemonSession, RefusalsSayAskedFreeAndTotal) {
+TEST(DaemonSession, RefusalsStateAskedFreeAndTotalBytes) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -126,8 +126,8 @@ TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
   }
 }
 
-// Guards against any user that leases memory of any GPU.
-TEST(DaemonSession, OnlyWhoMayOpenAGpusNodeUsesIt) {
+// Guards against leases on any GPU by any user.
+TEST(DaemonSession, OnlyProcessesThatMayOpenAGpusNodeUseTheGpu) {
   if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
   const auto as_other = [](const RunningDaemon& daemon) {
     const auto other = Child::Fork([&] {
@@ -172,7 +172,7 @@ TEST(DaemonSession, OnlyWhoMayOpenAGpusNodeUsesIt) {
   EXPECT_THAT(client.Hello("own"), IsOk());
 }
 
-TEST(DaemonSession, RepeatedRequestIsExecutedOnceAndAnsweredAgain) {
+TEST(DaemonSession, ARepeatedRequestIsExecutedOnceAndAnsweredAgain) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -205,7 +205,7 @@ std::unique_ptr<Child> ForkHolder(const std::string& socket, int rank,
   });
 }
 
-TEST(DaemonDeath, KilledClientsMemoryIsFreeAgain) {
+TEST(DaemonDeath, AKilledClientsMemoryBecomesFree) {
   RunningDaemon daemon;
   const auto holder = ForkHolder(daemon.socket(), 0, 1);
   ASSERT_TRUE(holder->WaitForOutput("holding", absl::Seconds(10)));
@@ -220,7 +220,7 @@ TEST(DaemonDeath, KilledClientsMemoryIsFreeAgain) {
   EXPECT_THAT(next.Lease(wire::Lease::GPU, MiB(36)), IsOk());
 }
 
-TEST(DaemonDeath, PeersOfTheJobAreToldHowItEnded) {
+TEST(DaemonDeath, PeersOfTheJobAreToldHowARankDied) {
   RunningDaemon daemon;
   const auto holder = ForkHolder(daemon.socket(), 1, 2);
   ASSERT_TRUE(holder->WaitForOutput("holding", absl::Seconds(10)));
@@ -241,7 +241,7 @@ TEST(DaemonDeath, PeersOfTheJobAreToldHowItEnded) {
               StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
-TEST(DaemonDeath, ThoseThatDieTogetherEndInOneEvent) {
+TEST(DaemonDeath, SessionsThatEndTogetherAreClosedBeforePeersAreTold) {
   RunningDaemon daemon;
   const auto first = ForkHolder(daemon.socket(), 0, 3);
   const auto second = ForkHolder(daemon.socket(), 1, 3);
@@ -266,13 +266,12 @@ TEST(DaemonDeath, ThoseThatDieTogetherEndInOneEvent) {
                                            daemon.socket(), "events"})
                                  ->Join()
                                  .out;
-  // Both sessions are closed before any client is notified of a death.
   EXPECT_LT(events.rfind("closed its session"),
             events.find("killed by signal 9"))
       << events;
 }
 
-TEST(DaemonDeath, RankThatFreesAndEndsWellIsNotADeath) {
+TEST(DaemonDeath, ARankThatFreesAndExitsIsNotADeath) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient peer,
                               RawClient::Connect(daemon.socket()));
@@ -317,7 +316,8 @@ TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
   EXPECT_GT(limit, 0u);
   const absl::Time begin = absl::Now();
   use->slot.used_bytes[kH2d] = limit;
-  // 2 GB/s as soon as its thread has the CPU, and not five times as much.
+  // The limit grows by 2 GB/s while the daemon's thread has the CPU, and by
+  // less than five times as much.
   uint64_t later = limit;
   for (int i = 0; i < 1000 && later - limit < 300'000'000u; ++i) {
     absl::SleepFor(absl::Milliseconds(10));
@@ -331,7 +331,7 @@ TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
   munmap(use, sizeof(GrantUse));
 }
 
-TEST(DaemonLife, SecondOneIsRefusedAndSigtermLeavesNothing) {
+TEST(DaemonLife, ASecondDaemonIsRefusedAndSigtermLeavesNothing) {
   auto daemon = std::make_unique<RunningDaemon>();
   const auto second = Child::Spawn(
       {BinaryPath("sluiced"), "--runtime-dir", daemon->runtime_dir()});

@@ -1,4 +1,5 @@
-// Tests an operator's work around a daemon: checking its file, signals, probes.
+// Tests what operators do around a daemon: check its configuration, send it
+// signals, and probe it.
 #include <signal.h>
 
 #include <filesystem>
@@ -24,7 +25,7 @@ ChildResult Sluiced(std::vector<std::string> arguments) {
 }
 
 // Guards against signals that end the process and leave both sockets and sim/.
-TEST(DaemonSignals, HupAndUserSignalsAreNotedAndTheDaemonServesOn) {
+TEST(DaemonSignals, HupAndUserSignalsAreLoggedAndTheDaemonStillServes) {
   RunningDaemon daemon;
   for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) {
     daemon.process().Kill(signal);
@@ -39,7 +40,7 @@ TEST(DaemonSignals, HupAndUserSignalsAreNotedAndTheDaemonServesOn) {
   EXPECT_THAT(end.err, Not(HasSubstr("was not finished")));
 }
 
-TEST(DaemonSignals, EveryOneThatEndsItLeavesNothingBehind) {
+TEST(DaemonSignals, EverySignalThatEndsTheDaemonLeavesNothing) {
   for (const int signal : {SIGTERM, SIGINT, SIGQUIT}) {
     RunningDaemon daemon;
     daemon.process().Kill(signal);
@@ -52,7 +53,7 @@ TEST(DaemonSignals, EveryOneThatEndsItLeavesNothingBehind) {
   }
 }
 
-TEST(DaemonCheckConfig, SaysWhatAStartWouldSayAndTouchesNothing) {
+TEST(DaemonCheckConfig, ReportsTheErrorsOfAStartAndCreatesNothing) {
   const TempDir directory;
   const std::string config = directory.File("c.toml");
   const std::string run = directory.File("run");
@@ -73,8 +74,8 @@ TEST(DaemonCheckConfig, SaysWhatAStartWouldSayAndTouchesNothing) {
     EXPECT_EQ(bad.exit_code, 2) << text;
     EXPECT_THAT(bad.err, HasSubstr(says));
   }
-  // All that eight GPUs and two NUMA nodes have is kept for the next daemon by
-  // the store of the unit.
+  // The unit's descriptor store has room for all memory of eight GPUs and two
+  // NUMA nodes.
   EXPECT_THAT(check("[sim]\ngpus = 8\ngpu_memory = \"80GiB\"\n"
                     "numa_nodes = 2\nhost_memory = \"1TiB\"\n")
                   .out,
@@ -82,7 +83,7 @@ TEST(DaemonCheckConfig, SaysWhatAStartWouldSayAndTouchesNothing) {
   EXPECT_FALSE(std::filesystem::exists(run));
 }
 
-TEST(DaemonCommandLine, TyposAreSuggestedAndTheVersionIsPrinted) {
+TEST(DaemonCommandLine, ATypoGetsASuggestionAndTheVersionIsPrinted) {
   const ChildResult typo = Sluiced({"--confg", "x"});
   EXPECT_EQ(typo.exit_code, 2);
   EXPECT_THAT(typo.err, HasSubstr("did you mean --config?"));
@@ -94,7 +95,7 @@ TEST(DaemonCommandLine, TyposAreSuggestedAndTheVersionIsPrinted) {
               HasSubstr("--driver 'rocm': must be auto, cuda or sim"));
 }
 
-TEST(DaemonHealth, AnswersAProbe) {
+TEST(DaemonHealth, HealthzAnswersOk) {
   RunningDaemon daemon("[http]\nlisten = \"127.0.0.1:0\"\n");
   const std::string answer = HttpGet(daemon.ReadyField("http"), "/healthz");
   EXPECT_THAT(answer, HasSubstr("200 OK"));

@@ -44,7 +44,7 @@ void ExpectServed(RawClient& client) {
   EXPECT_THAT(client.Free(lease->body.granted().lease_id()), IsOk());
 }
 
-// The Hello of the one rank of a job.
+// Returns the Hello of a job's only rank.
 wire::Request LoneHello() {
   wire::Request request;
   auto* hello = request.mutable_hello();
@@ -64,8 +64,8 @@ class TakeOver : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Guards against a daemon number that depends only on the clock.
-TEST_F(TakeOver, ADaemonsNumberRisesThoughTheClockWasSetBack) {
+// Guards against a generation that depends only on the clock.
+TEST_F(TakeOver, TheGenerationRisesAlthoughTheClockWasSetBack) {
   daemon_.Start();
   RawClient rank = Attached();
   // Simulates a daemon that ran while the clock was a year ahead.
@@ -80,7 +80,7 @@ TEST_F(TakeOver, ADaemonsNumberRisesThoughTheClockWasSetBack) {
   EXPECT_EQ(rank.generation(), ahead + 1);
 }
 
-TEST_F(TakeOver, ARankGoesOn) {
+TEST_F(TakeOver, ARankStaysAttached) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.KillAndStart();
@@ -89,8 +89,8 @@ TEST_F(TakeOver, ARankGoesOn) {
               HasSubstr("\nsluice_kept 1\n"));
 }
 
-// Guards against a new socket with the name of the old one, which was not kept.
-TEST_F(TakeOver, AListenerThatIsMadeAnewIsKeptToo) {
+// Guards against a new socket under the old one's name that is not kept.
+TEST_F(TakeOver, AReplacedListenerIsKeptToo) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -105,7 +105,7 @@ TEST_F(TakeOver, AListenerThatIsMadeAnewIsKeptToo) {
 }
 
 // Guards against removing the socket's path and ending the sessions.
-TEST_F(TakeOver, AStartThatFailsLeavesAllToTheNext) {
+TEST_F(TakeOver, AFailedStartLeavesAllToTheNextDaemon) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -159,7 +159,7 @@ TEST_F(TakeOver, ALingeringDescriptorBlocksNeitherTheNextDaemonNorTheKeeper) {
 }
 
 // Guards against exit status 2, for which the keeper would give up everything.
-TEST(TakeOverOfPort, APortOfAnotherProgramIsAWarning) {
+TEST(TakeOverOfPort, ATakenPortIsOnlyAWarning) {
   const UniqueFd port(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
   address.sin_family = AF_INET;
@@ -179,7 +179,7 @@ TEST(TakeOverOfPort, APortOfAnotherProgramIsAWarning) {
 
 // The daemon died just before it stored the rank's process. Guards against
 // taking over no session at all.
-TEST_F(TakeOver, AClosedRankWhoseProcessIsNotKeptIsGone) {
+TEST_F(TakeOver, AClosedRankWithoutItsProcessIsForgotten) {
   daemon_.Start();
   RawClient rank = Attached();
   { const RawClient other = Attached("other"); }
@@ -212,8 +212,8 @@ UniqueFd MemoryOf(off_t size) {
   return fd;
 }
 
-// Guards against a rank that may lease of its own GPU only.
-TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
+// Guards against a rank that may lease only on its own GPU after a take-over.
+TEST_F(TakeOver, ARankMayStillUseTheGpusThatItShowed) {
   daemon_.Start();
   RawClient rank = Connected(daemon_);
   const auto own = GpuNodes(rank.fd(), 0), other = GpuNodes(rank.fd(), 1);
@@ -224,7 +224,7 @@ TEST_F(TakeOver, ARankHasTheGpusThatItShowed) {
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, KiB(64), 1), IsOk());
 }
 
-// Under this request id.
+// Sends a Hello under this request id.
 absl::StatusOr<RawClient::Reply> HelloAs(RawClient& rank, uint64_t id) {
   const auto nodes = GpuNodes(rank.fd(), 0);
   std::vector<int> shown;
@@ -234,7 +234,7 @@ absl::StatusOr<RawClient::Reply> HelloAs(RawClient& rank, uint64_t id) {
 
 // The daemon died before the rank got its Welcome. Guards against a rank that
 // is refused because of its own session.
-TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
+TEST(TakeOverOfTheLastRank, ARepeatedHelloIsAnsweredAgain) {
   KeptDaemon daemon("[quota]\nrank_sessions = 1\n");
   daemon.Start();
   RawClient rank = Connected(daemon);
@@ -243,7 +243,7 @@ TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
   EXPECT_THAT(HelloAs(rank, kHello), IsOk());
   daemon.KillAndStart();
   EXPECT_THAT(HelloAs(rank, kHello), IsOk());
-  // Another one is refused for what it is, and another rank by the quota.
+  // A second Hello is refused as such, and another rank by the quota.
   EXPECT_THAT(HelloAs(rank, kHello + 1),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("has said Hello already")));
@@ -253,8 +253,9 @@ TEST(TakeOverOfTheLastRank, ItsHelloIsAnsweredAgain) {
   ExpectServed(rank);
 }
 
-// The page is of another version. Guards against reading beyond its end.
-TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
+// A page of another version may be shorter. Guards against reading past its
+// end.
+TEST_F(TakeOver, ALimitsPageOfAnotherSizeIsReplaced) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Kill();
@@ -262,11 +263,11 @@ TEST_F(TakeOver, APageOfLimitsOfAnotherSizeIsMadeAnew) {
   daemon_.Start();
   ExpectServed(rank);
   EXPECT_TRUE(daemon_.WaitForLog("page of limits"));
-  daemon_.KillAndStart();  // the new one was kept
+  daemon_.KillAndStart();  // the new page was kept
   ExpectServed(rank);
 }
 
-TEST_F(TakeOver, ARankWithABadUsePageEndsAlone) {
+TEST_F(TakeOver, OnlyTheRankWithABadUsePageEnds) {
   daemon_.Start();
   RawClient rank = Attached(), other = Attached("other");
   daemon_.Kill();
@@ -277,7 +278,7 @@ TEST_F(TakeOver, ARankWithABadUsePageEndsAlone) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// A descriptor is kept as if an extent had just been made, but it is no extent.
+// The keeper gets a descriptor under an extent's name that is no extent.
 TEST_F(TakeOver, ADescriptorThatIsNoExtentIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -287,15 +288,15 @@ TEST_F(TakeOver, ADescriptorThatIsNoExtentIsNotKept) {
   packet.mutable_request()->mutable_lease()->set_kind(wire::Lease::GPU);
   packet.mutable_request()->mutable_lease()->set_bytes(KiB(64).size());
   ASSERT_THAT(wire::Send(rank.fd(), packet), IsOk());
-  absl::SleepFor(absl::Milliseconds(300));  // it is made, and cannot be sent
+  absl::SleepFor(absl::Milliseconds(300));  // the extent is made, not stored
   daemon_.Kill();
   daemon_.Put("e1", MemoryOf(16));
   daemon_.Start();
   EXPECT_TRUE(daemon_.WaitUntilGone("e1"));
 }
 
-// Guards against each later lease that waits 5 s.
-TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
+// Guards against waiting 5 s for the keeper at each later lease.
+TEST_F(TakeOver, OnlyTheFirstLeaseWaitsForASilentKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();
@@ -320,10 +321,10 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerOnlyTheFirstWaits) {
   EXPECT_THAT(next.Lease(wire::Lease::GPU, KiB(64)), IsOk());
 }
 
-// Guards against a state that only the keeper could drop: if it missed the
-// request, the next daemon would go on from an old state, not know the lease
-// below, and lease its memory again.
-TEST_F(TakeOver, WhereTheKeeperDidNotAnswerTheNextDaemonBeginsAnew) {
+// Guards against a next daemon that continues from an old state because the
+// keeper missed the request to drop it: that daemon would not know the lease
+// below, and would lease its memory again.
+TEST_F(TakeOver, AfterASilentKeeperTheNextDaemonStartsEmpty) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();
@@ -338,7 +339,7 @@ TEST_F(TakeOver, WhereTheKeeperDidNotAnswerTheNextDaemonBeginsAnew) {
 }
 
 // Guards against losing all sessions because a keeper is slow for 5 s.
-TEST_F(TakeOver, WhereTheKeeperAnswersAgainTheNextDaemonGoesOn) {
+TEST_F(TakeOver, OnceTheKeeperAnswersAgainRanksStayAttached) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();
@@ -377,8 +378,9 @@ TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {
   }
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("kept for the next daemon")));
-  // 30 of 60 are extents' and 8 the daemon's; a user has three quarters of the
-  // rest: one is this process's, and the next rank takes three.
+  // 30 of the 60 places are for extents and 8 for the daemon. A user may have
+  // three quarters of the rest, 16. This process has one, and the next rank
+  // needs three.
   EXPECT_EQ(ended.size(), (60 - 30 - 8) * 3 / 4 - 3);
   EXPECT_TRUE(daemon.Has("state"));
   ended.clear();
@@ -392,8 +394,8 @@ TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {
   ExpectServed(rank);
 }
 
-// Guards against one user that has all places of a small store.
-TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
+// Guards against one user that takes all places of a small store.
+TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheKeptExtents) {
   KeptDaemon daemon("[pools]\nextent_bytes = \"64KiB\"\n", 200);
   daemon.Start();
   EXPECT_TRUE(daemon.WaitForLog("there may be 100 extents"));
@@ -404,9 +406,9 @@ TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheExtentsThatAreKept) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-// Guards against an end that waits 5 s as well, longer than a stopping service
-// is given.
-TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
+// Guards against waiting 5 s for the keeper, longer than a stopping service may
+// take.
+TEST_F(TakeOver, AnEndDoesNotWaitForASilentKeeper) {
   daemon_.Start();
   daemon_.Ignore();
   const absl::Time before = absl::Now();
@@ -415,8 +417,8 @@ TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndDoesNotWaitForIt) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
-// Guards against waiting longer because there is something to leave.
-TEST_F(TakeOver, WhereTheKeeperDoesNotAnswerAnEndWithRanksDoesNotWaitForIt) {
+// Guards against waiting because ranks are left to the next daemon.
+TEST_F(TakeOver, AnEndWithRanksDoesNotWaitForASilentKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();

@@ -1,5 +1,5 @@
-// Daemons of this version and of the next, one after the other, with ranks
-// attached.
+// Tests daemons of this version and of the next that take over from each other
+// with ranks attached.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -52,7 +52,7 @@ class Versions : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-TEST_F(Versions, AClientOfThisOneTakesThisProtocolFromTheNextDaemon) {
+TEST_F(Versions, TheNextDaemonAgreesOnTheClientsNewestProtocol) {
   daemon_.Use("sluiced-next");
   daemon_.Start();
   for (const uint32_t newest : {kNewest, kNewest + 1}) {
@@ -64,8 +64,7 @@ TEST_F(Versions, AClientOfThisOneTakesThisProtocolFromTheNextDaemon) {
                        HasSubstr("upgrade the daemon")));
 }
 
-// Leases and sessions survive in both directions.
-TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
+TEST_F(Versions, RanksStayAttachedToTheNextVersionAndBack) {
   daemon_.Start();
   RawClient rank = Attached();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
@@ -85,8 +84,8 @@ TEST_F(Versions, RanksGoOnUnderTheNextOneAndBack) {
   EXPECT_THAT(rank.Free(lease.body.granted().lease_id()), IsOk());
 }
 
-// Guards against ending its sessions and giving up the memory.
-TEST_F(Versions, AnUnreadableStateStaysForANewerDaemon) {
+// Guards against ending the sessions and giving up their memory.
+TEST_F(Versions, AnUnknownStateStaysForANewerDaemon) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
   RawClient rank = Attached();
@@ -112,7 +111,7 @@ TEST_F(Versions, AnUnreadableStateStaysForANewerDaemon) {
   EXPECT_EQ(pool.leased_bytes(), MiB(4).size());
 }
 
-// A session took a protocol that only the next daemon speaks.
+// The session speaks a protocol that only the next daemon speaks.
 TEST_F(Versions, ASessionOfANewerProtocolStaysForANewerDaemon) {
   daemon_.Use("sluiced-next");
   daemon_.Start();
@@ -135,7 +134,7 @@ TEST_F(Versions, ASessionOfANewerProtocolStaysForANewerDaemon) {
   EXPECT_THAT(rank.NextEvent(absl::Seconds(20)), IsOk());
 }
 
-TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
+TEST_F(Versions, CheckStateReportsWhetherABinaryWouldTakeOver) {
   daemon_.Start();
   const RawClient rank = Attached();
   for (const char* program : {"sluiced", "sluiced-next", "sluiced-far"}) {
@@ -152,7 +151,7 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOver) {
 }
 
 // An upgrade runs this check before it replaces a frozen daemon.
-TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
+TEST_F(Versions, CheckStateReportsItForAFrozenDaemonToo) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
   const RawClient rank = Attached();
@@ -166,9 +165,8 @@ TEST_F(Versions, ABinarySaysWhetherItWouldTakeOverFromAFrozenOne) {
   EXPECT_THAT(same.err, HasSubstr(kNextState));
 }
 
-// Uses a binary of an earlier build, by its path: tests/golden/README.md says
-// how.
-TEST_F(Versions, RanksGoOnFromAnOlderBinaryToThisOneAndBack) {
+// Uses a daemon of an earlier build (tests/golden/README.md).
+TEST_F(Versions, RanksStayAttachedFromAnOlderBinaryAndBack) {
   const char* const path = std::getenv("SLUICE_OLDER_DAEMON");
   if (path == nullptr) GTEST_SKIP() << "SLUICE_OLDER_DAEMON names no binary";
   ASSERT_EQ(access(path, X_OK), 0) << path;
@@ -191,7 +189,7 @@ TEST_F(Versions, RanksGoOnFromAnOlderBinaryToThisOneAndBack) {
   }
 }
 
-TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
+TEST_F(Versions, CheckStateFailsIfTheNodeLacksALeasedGpu) {
   daemon_.Start();
   RawClient rank = Connected();
   ASSERT_THAT(rank.Hello("job", 0, 1, 1), IsOk());
@@ -203,8 +201,8 @@ TEST_F(Versions, ANodeWithoutTheMemoryWouldNotTakeOver) {
   EXPECT_THAT(said.err, HasSubstr("GPU 1"));
 }
 
-// Guards against a killed daemon's socket, which is there and does not answer.
-TEST_F(Versions, WithoutADaemonThereIsNothingToRefuse) {
+// A killed daemon's socket is there, but does not answer.
+TEST_F(Versions, CheckStateSucceedsWithoutADaemon) {
   daemon_.Start();
   daemon_.Kill();
   ASSERT_TRUE(std::filesystem::exists(daemon_.File("admin.sock")));

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""sluiced notifies the watchdog of its parent while its loop runs:
-watchdog_test.py SLUICED"""
+"""watchdog_test.py SLUICED: sluiced notifies its parent's watchdog while its
+loop runs."""
 
 import os
 import signal
@@ -36,8 +36,7 @@ class Watchdog(unittest.TestCase):
         self.addCleanup(self.daemon.kill)
 
     def wait_for(self, line, patience_s):
-        """Returns when a message with that line arrived, or None if none did.
-        """
+        """Returns the time at which a message with that line came, or None."""
         end = time.monotonic() + patience_s
         while (left := end - time.monotonic()) > 0:
             self.starter.settimeout(left)
@@ -52,7 +51,7 @@ class Watchdog(unittest.TestCase):
                 return time.monotonic()
         return None
 
-    def test_is_told_in_time_until_the_loop_stands_still(self):
+    def test_notifies_in_time_until_its_loop_is_stopped(self):
         self.assertIsNotNone(self.wait_for("READY=1", 120))
         last, gaps = time.monotonic(), []
         for _ in range(5):

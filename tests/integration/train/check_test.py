@@ -46,10 +46,10 @@ SHAPES = [
     "--heads 2 --kv-heads 1 --seq-len 333 --chunk 63 --ranks 4 --alpha 0.5",
     "--heads 2 --seq-len 130 --chunk 32 --ranks 3 --alpha auto",
 ]
-# One of each kind of rank, model and order. The C++ tests of the streamed step
-# have all of these shapes, so the others run here only with --deep.
+# Indices of shapes that cover all numbers of ranks, models and orders. The C++
+# tests of the streamed step have all shapes, so the rest runs only with --deep.
 FEW = (0, 2, 5, 6, 8, 13, 16, 17)
-# The same plain torch checks alst.
+# The shapes for which alst is compared with plain torch.
 ALST_SHAPES = [
     "--seq-len 333 --kv-heads 2 --ranks 2",
     "--arch gpt --hidden 60 --heads 3 --ffn 100 --seq-len 201 --ranks 3",
@@ -62,7 +62,7 @@ SMALL = "--layers 2 --hidden 64 --heads 4 --ffn 96 --vocab 131".split()
 
 class Check(either_node.NodeTest):
     def check(self, shape):
-        if either_node.ON_FAKES:  # the fakes need heads of a multiple of 8
+        if either_node.ON_FAKES:  # a head's size must be a multiple of 8
             shape = shape.replace("--hidden 60", "--hidden 72")
         # A shape's flags replace those of SMALL; a flag may be given only
         # once.

@@ -1,9 +1,9 @@
-"""A daemon that is killed between any two steps of a change takes nothing with
-it: a run under it goes on, and comes to the same numbers.
+"""A daemon that is killed between any two steps of a change loses nothing: a
+run under it goes on with the same losses.
 
 `crashing-sluiced` dies at the points of a plan (tests/daemon/crash), counted
 from the run's first rank on, and writes how many ranks were attached. The
-keeper holds what systemd would hold for it, by the same protocol.
+keeper stores the daemon's descriptors, by systemd's protocol.
 """
 
 import json
@@ -45,7 +45,8 @@ OFTEN = {"session-put": (1, 2), "session-stored": (1, 2),
          "record-begun": (2, 7), "unpublished": (2, 7),
          "record-saved": (2, 7), "packet-sent": (1, 2, 5),
          "effects-done": (2, 9)}
-# Parts of free memory, which remain for a while.
+# Fields of a pool that may differ after a run: free memory that is kept for a
+# while.
 OF_FREE = "kept_bytes", "ready_bytes"
 MOMENTS = int(os.environ.get("SLUICE_MOMENTS", "20" if harness.WHOLE else "5"))
 
@@ -196,7 +197,7 @@ class CrashPoints(harness.TrainTest):
         # starts.
         self.crash([("record-saved", 5), *((n, 1) for n in OF_A_START)])
 
-    def test_several_deaths_in_one_run(self):
+    def test_a_run_survives_several_deaths(self):
         self.begin()
         self.crash([("session-stored", 2), ("extent-put", 1),
                     ("taken-over", 1), ("unpublished", 3),
@@ -217,7 +218,7 @@ class CrashPoints(harness.TrainTest):
             return len(self.losses_of(name)) >= steps
         self.wait_until(there, f"{name} does not go on")
 
-    def test_a_checkpoint_in_the_middle_of_a_run(self):
+    def test_a_run_survives_a_death_at_a_checkpoint(self):
         """Another session's requests fill the ring of records."""
         self.begin()
         write_plan(self.plan, [("checkpoint-saved", 1)])
@@ -244,7 +245,7 @@ class CrashPoints(harness.TrainTest):
                 self.assertLess(time.monotonic(), end, "no checkpoint comes")
                 session.free(session.lease(1 << 16))
 
-    def test_random_moments_of_one_run(self):
+    def test_a_run_survives_kills_at_random_moments(self):
         """All kills come after the first rank attached; the run continues
         after the last one."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
@@ -269,7 +270,7 @@ class CrashPoints(harness.TrainTest):
                         "the ledger is another")
         return len(losses)
 
-    def test_random_moments_of_short_runs(self):
+    def test_short_runs_survive_kills_at_random_moments(self):
         """Kills also fall into the beginnings and ends of the runs."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
         moments, left = random.Random(5), [MOMENTS // 2]

@@ -14,8 +14,8 @@ CONFIG = os.path.join(os.path.dirname(__file__),
                       "../../fake_cuda/node.toml")
 
 METHODS = ("keep-all", "recompute", "alst", "sluice")
-# Limit of the difference between losses in bf16: half of its 8 bits'
-# precision.
+# Limit of the relative difference between losses in bf16: half a unit in the
+# last of its 8 bits.
 BF16 = 2 ** -9
 
 
@@ -74,8 +74,8 @@ class CudaTest(harness.TrainTest):
         return apart
 
     def said_at_end(self, of, ranks=1):
-        """Returns what the last processes of the ranks printed about `of`
-        (world.h)."""
+        """Returns the count `of` of each of the last `ranks` processes, from
+        the node's file `counts` (world.h)."""
         with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
             lines = [line for line in file if line.startswith("sluice-train ")]
         return [re.search(rf"\b{of}=(\S*)", line)[1]

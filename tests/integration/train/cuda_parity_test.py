@@ -1,6 +1,6 @@
-"""All methods have the losses of a simulated node on GPUs, for many steps: on
-one rank, and on two with torch's own ProcessGroupNCCL, on the fakes
-(tests/fake_cuda). This proves nothing about a GPU."""
+"""On fake GPUs (tests/fake_cuda) all methods have the losses of a simulated
+node, for many steps: with one rank, and with two over torch's own
+ProcessGroupNCCL. This proves nothing about a GPU."""
 
 import os
 import unittest
@@ -26,7 +26,7 @@ class CudaParity(cuda_node.CudaTest):
                 self.assertLessEqual(apart, 1e-6, (arch, ranks, method))
         self.expect_no_findings()
 
-    def test_losses_in_bf16_are_as_near_as_its_digits_tell(self):
+    def test_losses_in_bf16_agree_within_its_precision(self):
         socket = self.cuda_daemon()
         for arch, ranks, method in (("llama", "2", "sluice"),
                                     ("gpt", "1", "recompute")):

@@ -33,8 +33,7 @@ class CudaRanks(cuda_node.CudaTest):
         self.addCleanup(played.stop)
 
     def expect_good_ends(self):
-        """From here on, NCCL's fake reports a rank that ends by an abort as a
-        finding.
+        """Makes NCCL's fake report a rank that ends by an abort as a finding.
         """
         self.play_nccl("silent=1,aborts=0")
 
@@ -99,7 +98,7 @@ class Losses(CudaRanks):
 class Computes(CudaRanks):
     """Checks other results of undisturbed runs."""
 
-    def test_a_step_holds_the_host_up_three_times_at_most(self):
+    def test_a_step_makes_the_host_wait_three_times_at_most(self):
         self.expect_few_waits(*RUN, ranks=2)
 
     def test_the_optimizers_collectives_are_those_of_the_formula(self):
@@ -118,7 +117,7 @@ class Computes(CudaRanks):
                 counts = re.findall(r"fake libnccl: reduce=(\d+) "
                                     r"reduce_scatter=(\d+) all_gather=(\d+) "
                                     r"broadcast=(\d+)", err)
-                self.assertEqual(len(counts), 2, err)  # one of each rank
+                self.assertEqual(len(counts), 2, err)  # one line per rank
                 issued[steps] = [int(n) for n in counts[0]]
                 self.assertEqual(counts[0], counts[1])
             per_step = [(b - a) / 10 for a, b in zip(issued[2], issued[12])]
@@ -177,7 +176,7 @@ class Computes(CudaRanks):
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
-    def test_each_rank_tells_what_its_context_and_nccl_have(self):
+    def test_each_rank_reports_its_contexts_and_nccls_memory(self):
         socket = self.cuda_daemon()
         run, _ = self.start_run(
             socket, settings=",context_kib=4096,nccl_kib=2048")
@@ -201,13 +200,13 @@ class Computes(CudaRanks):
         self.expect_no_findings()
 
     # Guards against ranks that lease all memory before NCCL allocates its own.
-    def test_nccl_has_its_room_where_a_pool_has_no_spare(self):
+    def test_leases_leave_room_for_nccl_without_spare_memory(self):
         self.expect_good_ends()
         run = self.on_cuda(
             self.train, "--ranks", "2", "--seq-len", "200", "--steps", "2",
             "--socket", self.cuda_daemon(),
             settings=",context_kib=4096,nccl_kib=8192")
-        # What a GPU of 64 MiB has free besides its contexts and NCCL.
+        # 64 MiB less the rank's context and NCCL's memory.
         self.assertEqual(run["hbm_bytes_per_gpu"], 52 << 20)
         self.expect_no_findings()
 

@@ -30,7 +30,7 @@ class Cuda(cuda_node.CudaTest):
             self.assertLessEqual(apart, cuda_node.BF16, method)
         self.expect_no_findings()
 
-    def test_a_step_holds_the_host_up_three_times_at_most(self):
+    def test_a_step_makes_the_host_wait_three_times_at_most(self):
         self.expect_few_waits(*RUN)
 
     def test_ranks_take_the_gpus_that_cuda_visible_devices_leaves(self):
@@ -48,14 +48,14 @@ class Cuda(cuda_node.CudaTest):
     # A calibration of one chunk runs every segment once, and as the fractions
     # are given it is the only calibration. If cuBLAS allocated its workspace
     # then, it would count as that segment's memory in the plan.
-    def test_no_segment_is_planned_with_what_cublas_keeps(self):
+    def test_no_segments_memory_includes_cublas_workspaces(self):
         result = self.on_cuda(self.train, "--seq-len", "60", "--hbm", "16MiB",
                               "--steps", "2", "--alpha", "1", "--socket",
                               self.cuda_daemon())
         self.assertEqual(result["plan"]["mismatches"], 0)
         self.expect_no_findings()
 
-    def test_a_lease_without_room_for_what_cublas_keeps_is_refused(self):
+    def test_a_lease_without_room_for_cublas_workspaces_is_refused(self):
         socket = self.cuda_daemon()
         with self.on_the_fakes():
             del os.environ["CUBLAS_WORKSPACE_CONFIG"]
@@ -67,7 +67,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn("out of GPU memory: asked 32 MiB", err)
         self.expect_no_findings()
 
-    def test_host_is_enough_for_the_stage_and_the_inputs_of_layers(self):
+    def test_the_host_memory_that_a_refusal_names_is_enough(self):
         socket = self.cuda_daemon()
         run = [*RUN, "--steps", "2", "--method", "alst", "--socket", socket]
         code, _, err = self.on_cuda(
@@ -88,7 +88,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertEqual(rest["losses"], whole["losses"][2:])
         self.expect_no_findings()
 
-    def test_each_kernel_is_said_and_has_the_losses_of_auto(self):
+    def test_each_attention_kernel_is_reported_and_has_autos_losses(self):
         socket = self.cuda_daemon()
         run = [*RUN, "--socket", socket, "--steps", "3", "--dtype", "bf16"]
         auto = self.on_cuda(self.train, *run)
@@ -122,34 +122,34 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn("bf16, attention by cudnn", err)
         self.expect_no_findings()
 
-    def test_a_simulated_gpu_has_no_kernel_of_a_real_one(self):
+    def test_a_simulated_gpu_refuses_a_real_gpus_kernel(self):
         code, _, err = self.run_train(
             *harness.MODEL, *RUN, "--data", self.text, "--dtype", "bf16",
             "--attention", "cudnn", "--socket", self.daemon(name="sim"))
         self.assertEqual(code, 2, err)
         self.assertIn("attention by cudnn is a real GPU's", err)
 
-    def test_its_gradients_are_those_of_plain_torch(self):
+    def test_gradients_are_those_of_plain_torch(self):
         code, out, err = self.on_cuda(
             self.run_train, *harness.MODEL, *RUN, "--socket",
             self.cuda_daemon(), command="check")
         self.assertEqual(code, 0, out + err)
         self.expect_no_findings()
 
-    # Guards against a lease of the whole pool besides the rank's own context,
-    # which is refused.
-    def test_without_a_size_a_lease_leaves_room_for_what_is_outside(self):
+    # Guards against a lease of the whole pool, which would be refused: the
+    # rank's context takes some of the GPU's memory.
+    def test_a_lease_without_a_size_leaves_room_for_contexts(self):
         beside = ",context_kib=4096"
         with self.on_the_fakes(settings=beside):
             socket = self.daemon(name="cuda")
         result = self.on_cuda(self.train, "--seq-len", "200", "--steps", "2",
                               "--socket", socket, settings=beside)
-        # This leaves out the contexts of the daemon and of the rank; no memory
-        # is spare here.
+        # All but the contexts of the daemon and of the rank: the pool has no
+        # spare memory.
         self.assertEqual(result["hbm_bytes_per_gpu"], (64 - 2 * 4) << 20)
         self.expect_no_findings()
 
-    def test_what_is_for_the_other_kind_of_node_is_refused(self):
+    def test_device_sim_is_refused_on_a_cuda_node(self):
         socket = self.cuda_daemon()
         code, _, err = self.on_cuda(
             self.run_train, *harness.MODEL, *RUN, "--socket", socket,
@@ -158,7 +158,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn('GPUs of this daemon are of its driver "cuda"', err)
         self.expect_no_findings()
 
-    def test_the_desk_counts_the_host_memory_that_a_run_and_its_plan_have(self):
+    def test_the_desk_counts_the_host_memory_of_a_run_and_its_plan(self):
         cut = "--arch llama --chunk 128 --alpha 1 --seq-len 2048".split()
         node = "--vocab 256 --hardware h100-80g --gpus 1 --zero 1".split()
         answer = subprocess.run(
@@ -185,7 +185,7 @@ class Cuda(cuda_node.CudaTest):
     # Profiles the fake's kernels, which run at a CPU's speed on the fake's
     # streams and are timed until they are done.
     def test_profile_writes_what_the_planner_reads(self):
-        # The rank's context is left out.
+        # The result does not count the rank's context.
         code, out, err = self.on_cuda(
             self.run_train, "--socket", self.cuda_daemon(), command="profile",
             settings=",context_kib=4096")

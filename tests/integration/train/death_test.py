@@ -76,7 +76,7 @@ class Death(harness.TrainTest):
         self.assertEqual(err.count("error:"), 1, err)
         self.assertEqual(os.listdir(temporary), [])
 
-    def test_kill_9_at_any_moment_of_a_start(self):
+    def test_kill_9_at_any_moment_of_a_start_leaves_nothing(self):
         # The kills fall into rendezvous, leases, calibration, the wait for the
         # plan, and the first steps.
         socket = self.daemon()
@@ -135,7 +135,7 @@ class Death(harness.TrainTest):
         rank.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(rank.returncode, 130)
 
-    def test_a_dead_rank_frees_its_memory_within_a_second(self):
+    def test_a_dead_ranks_memory_becomes_free(self):
         socket = self.daemon(gpus=1)
         run, _ = self.start_run(socket, "alone", "--hbm", "16MiB")
         os.kill(harness.ranks_of(run.pid)[0], signal.SIGKILL)
@@ -207,7 +207,7 @@ class Death(harness.TrainTest):
         self.wait_until(lambda: self.leased(socket) == 0,
                         "a hung job's memory is not free")
 
-    def test_ranks_of_torchrun_watch_themselves(self):
+    def test_a_rank_of_torchrun_ends_if_the_other_is_stopped(self):
         socket = self.daemon()
         with socketlib.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -229,7 +229,7 @@ class Death(harness.TrainTest):
         self.assertRegex(err, "rank 0 waits for another rank: nothing new for")
         self.assertRegex(err, r"error: rank 0: .*--end-after")
 
-    def test_one_line_says_that_the_daemon_goes_and_one_that_it_is_back(self):
+    def test_one_line_each_says_that_the_daemon_is_gone_and_back(self):
         socket = self.daemon()
         run, log = self.start_run(socket, "patient", "--ranks", "2", "--hbm",
                                   "16MiB")
@@ -264,8 +264,8 @@ class Death(harness.TrainTest):
                               "3000", "--steps", "1", *flags)
 
         results = [job("--alpha", "0.5")]
-        # The planner chooses by measured times. This run is here for its
-        # second calibration.
+        # Without --alpha the planner chooses by measured times. This run adds
+        # a calibration.
         chosen = job("--no-keep")
         self.assertGreater(chosen["host_bytes"], 0.6 * 16 * 2**20)
         results += [job("--alpha", "0.5") for _ in range(2)]
@@ -282,7 +282,7 @@ class Death(harness.TrainTest):
         self.wait_until(lambda: self.leased(socket) == 0,
                         "ranks outlived their launcher")
 
-    def test_ctrl_c_saves_and_a_private_daemon_goes_too(self):
+    def test_ctrl_c_saves_and_ends_the_private_daemon(self):
         log, save = self.path("steps"), self.path("saved")
         temporary = self.path("tmp")
         os.mkdir(temporary)

@@ -9,7 +9,8 @@ import harness
 
 FAKES = os.environ.get("SLUICE_FAKE_CUDA_DIR", "")
 ON_FAKES = bool(FAKES)
-# Host memory that a rank holds in addition to its step's: a GPU's stage.
+# The size of a GPU's stage, which a rank holds in addition to its step's host
+# memory.
 STAGE_BYTES = 4 * 2**20 if ON_FAKES else 0
 
 CONFIG = """\
@@ -29,9 +30,8 @@ class FakeNodeTest(harness.TrainTest):
     with. A program uses the node of the daemon that its command names."""
 
     # Size of the extents of leases. Memory that a living rank returned is
-    # leased again in the same extents. A test in which jobs pass memory to
-    # each other needs extents that are as small compared to its leases as on a
-    # large node.
+    # leased again in the same extents, so a test in which jobs pass memory to
+    # each other needs extents that are small compared to its leases.
     extent = "4MiB"
 
     def setUp(self):

@@ -25,7 +25,7 @@ class Fractions(either_node.NodeTest):
         for a, b in zip(report["losses"], other["losses"], strict=True):
             self.assertLess(abs(a / b - 1), 1e-6)
 
-    def test_what_is_asked_for_is_done_and_changes_no_loss(self):
+    def test_given_fractions_are_used_and_change_no_loss(self):
         plain = self.train(*RUN, "--alpha", "1")
         asked = self.train(
             *RUN, "--ranks", "2", "--alpha", "0.5", "--fractions",
@@ -39,7 +39,7 @@ class Fractions(either_node.NodeTest):
                          {"keep": 0.5, "swap": 0, "recompute": 0.5})
         self.assertEqual(of["ffn_gate"],
                          {"keep": 0.25, "swap": 0.5, "recompute": 0.25})
-        # The plan's price is what it recomputes to save memory.
+        # A plan's price is what it recomputes, for the memory that it saves.
         self.assertEqual(plain["price"]["recomputed_bytes"], 0)
         self.assertEqual(plain["price"]["recompute_seconds"], 0)
         self.assertLessEqual(
@@ -49,7 +49,7 @@ class Fractions(either_node.NodeTest):
         self.assertGreater(asked["price"]["recompute_seconds"], 0)
         self.assertGreater(asked["price"]["length_gain"], 1)
 
-    def test_classes_that_are_used_in_place_stay_where_they_are_asked_to(self):
+    def test_classes_used_in_place_stay_on_the_gpu_if_asked(self):
         # Elements per token, of every layer or of one layer's scratch.
         row = {"layer_input": 3 * 64, "attention_output": 2 * 64,
                "lse": 2 * 4, "q": 2 * 64, "output_gradient": 64,
@@ -73,7 +73,7 @@ class Fractions(either_node.NodeTest):
         self.assertEqual(all_["host_bytes"], either_node.STAGE_BYTES)
         self.assertFalse(any(f["swap"] for f in all_["fractions"].values()))
 
-    def test_the_planner_leaves_room_for_what_stays_besides_its_classes(self):
+    def test_the_planner_leaves_room_for_classes_that_must_stay(self):
         given = ["--fractions", "layer_input=keep:1,output_gradient=keep:1,"
                  "query_gradient=keep:1,lse=keep:1"]
         roomy = self.train(*RUN, "--hbm", "64MiB", *given)
@@ -87,7 +87,7 @@ class Fractions(either_node.NodeTest):
             self.assertLessEqual(report["peak_hbm_bytes"],
                                  report["hbm_bytes_per_gpu"])
 
-    def test_gpu_memory_that_is_left_is_kept_in_to_the_last_of_it(self):
+    def test_free_gpu_memory_is_filled_with_kept_classes(self):
         roomy = self.train(*RUN, "--hbm", "64MiB")
         self.assertEqual(self.recomputed(roomy), 0)
         kept = self.kept(roomy)
@@ -111,7 +111,7 @@ class Fractions(either_node.NodeTest):
             some.append(self.kept(report))
         self.assertTrue(any(0 < k < kept for k in some), some)
 
-    def test_a_host_that_is_too_small_recomputes_what_is_cheapest(self):
+    def test_a_small_host_makes_the_cheapest_classes_recomputed(self):
         whole = self.train(*RUN, "--hbm", "64MiB", "--no-keep")
         least = self.train(*RUN, "--hbm", "64MiB", "--alpha", "0")
         budget = (whole["host_bytes"] + least["host_bytes"]) // 2
@@ -128,7 +128,7 @@ class Fractions(either_node.NodeTest):
         self.assertIn(0, swaps)
         self.assertIn(1, swaps)
 
-    def test_a_rank_of_another_node_bounds_what_all_must_share(self):
+    def test_the_node_with_less_memory_bounds_all_ranks(self):
         flags = ["--seq-len", "1500", "--steps", "2", "--no-keep"]
         whole = self.train("--private", *flags, "--ranks", "2", "--alpha", "1")
         least = self.train("--private", *flags, "--ranks", "2", "--alpha", "0")
@@ -159,7 +159,7 @@ class Fractions(either_node.NodeTest):
         self.assertEqual(of["norm1"]["swap"], 1)
         self.assertLess(min(of[name]["swap"] for name in "qkv"), 1)
 
-    def test_more_than_the_gpu_has_is_refused_before_the_first_step(self):
+    def test_more_than_the_gpu_holds_is_refused_before_the_first_step(self):
         low = self.train(*RUN, "--hbm", "64MiB", "--no-keep")["peak_hbm_bytes"]
         report = self.train(
             *RUN, "--hbm", f"{low + 2**19}B", "--fractions",

@@ -41,7 +41,7 @@ class Gpu(harness.TrainTest):
                        "--ranks", "2")
         self.assertEqual(self.leased_per_gpu(socket), [0, 16, 32])
 
-    def test_the_lease_that_nobody_asked_for_is_what_others_leave(self):
+    def test_a_lease_without_a_size_is_what_others_leave(self):
         socket = self.daemon(gpus=1, gpu_memory="64MiB")
         self.start_job(socket, "first", "--hbm", "40MiB")
         second = self.start_job(socket, "second")
@@ -51,7 +51,7 @@ class Gpu(harness.TrainTest):
         self.assertRegex(err, "GPU 0: 24 MiB of 64 MiB leased per rank "
                               r"\(all that was free for it; --hbm")
 
-    def test_a_full_gpu_is_said_and_not_tried(self):
+    def test_a_full_gpu_is_refused_by_name(self):
         socket = self.daemon(gpus=1, gpu_memory="32MiB")
         self.start_job(socket, "all")
         result = self.train("--socket", socket, "--seq-len", "300", status=3)

@@ -17,8 +17,8 @@ BIN = os.environ["SLUICE_BIN_DIR"]
 # Modules that tests of several kinds share.
 SUPPORT = os.path.join(os.path.dirname(__file__), "..", "..", "support")
 TRAIN = os.path.join(BIN, "sluice-train")
-# Set by the deep tier's entries: all shapes, moments and steps of a test of
-# which other tiers run only some.
+# Set by the deep tier's entries: a test runs all of its shapes, moments and
+# steps, not only some.
 WHOLE = os.environ.get("SLUICE_WHOLE") == "1"
 # Limit for events that must come eventually, on a busy machine. A test that
 # checks a time has its own limit.
@@ -94,9 +94,8 @@ class TrainTest(unittest.TestCase):
 
     def configure(self, gpus=2, gpu_memory="64MiB", host_memory="256MiB",
                   host_pool=None, sim="", extra="", name="run"):
-        """Returns (runtime directory, configuration). `sim` is added to that
-        table; `host_pool` is the pool of each NUMA node if there are several.
-        """
+        """Returns (runtime directory, configuration). `sim` is added to the
+        table [sim]. `host_pool` is the pool of each NUMA node."""
         runtime = self.path(name)
         os.mkdir(runtime, 0o700)
         config = self.path(name + ".toml")
@@ -155,8 +154,8 @@ class TrainTest(unittest.TestCase):
         return json.loads(out)
 
     def wait_until(self, condition, what):
-        """Returns the seconds it took. `what` is the error message on a
-        timeout, or a function that returns the message."""
+        """Waits until `condition()`; returns the seconds it took. `what` is
+        the error message on a timeout, or a function that returns it."""
         start = time.monotonic()
         while not condition():
             if time.monotonic() - start > PATIENCE_S:
@@ -181,7 +180,7 @@ class TrainTest(unittest.TestCase):
 
 
 def children_of(parent):
-    """Returns the pids of its child processes."""
+    """Returns the pids of the child processes of `parent`."""
     path = f"/proc/{parent}/task/{parent}/children"
     try:
         with open(path, encoding="utf-8") as file:
@@ -192,7 +191,7 @@ def children_of(parent):
 
 def kill_if_there(pid):
     """Kills the process and returns whether it existed. It may have ended
-    before, as a daemon that was killed and that its keeper has reaped."""
+    before, such as a killed daemon that its keeper has reaped."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

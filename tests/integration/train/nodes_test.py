@@ -1,6 +1,6 @@
 """Ranks on two nodes: two daemons that do not know each other, and ranks that
 no launcher of Sluice started. A rank that dies on one node ends the ranks of
-both, which name it, and all memory is returned."""
+both nodes. Their errors name it, and all memory is returned."""
 
 import signal
 import socket as socketlib
@@ -83,7 +83,7 @@ class Nodes(either_node.NodeTest):
 
     # The daemon of the victim's node reports the signal to the ranks of both
     # nodes.
-    def test_killed_in_compute_while_the_others_wait_for_it(self):
+    def test_a_rank_killed_in_compute_ends_the_waiting_ranks(self):
         ranks = self.start_ranks()
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(1)
@@ -92,7 +92,7 @@ class Nodes(either_node.NodeTest):
                          self.kill(ranks, 1))
 
     # No rank is left on the victim's node.
-    def test_killed_in_a_collective_alone_on_its_node(self):
+    def test_a_rank_killed_in_a_collective_ends_the_other_node(self):
         ranks = self.start_ranks()
         for rank in (0, 1):
             ranks[rank].send_signal(signal.SIGSTOP)
@@ -102,7 +102,7 @@ class Nodes(either_node.NodeTest):
             ranks[rank].send_signal(signal.SIGCONT)
         self.expect_ends(ranks, 2, ["rank 2 "] * WORLD, killed)
 
-    def test_killed_while_it_waits_for_a_lease(self):
+    def test_a_rank_killed_at_a_lease_ends_the_others(self):
         holder = self.start(
             [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "300",
              "--steps", "100000", "--hbm", "60MiB", "--data", self.text,
@@ -125,15 +125,14 @@ class Nodes(either_node.NodeTest):
         self.assertEqual(self.leased(self.sockets[1]), held)
         holder.kill()
 
-    # Rank 0 holds the store, which passes the news on.
-    def test_killed_where_the_store_is(self):
+    # Rank 0 holds torch's store, through which ranks learn of a death.
+    def test_a_killed_rank_with_the_store_ends_all(self):
         ranks = self.start_ranks()
         self.expect_ends(ranks, 0, ["rank 0 "] * WORLD,
                          self.kill(ranks, 0))
 
-    # As in a power cut, no packet arrives any more, and no connection is
-    # closed.
-    def test_nodes_that_lose_each_other(self):
+    # As in a power cut, no packet arrives, and no connection is closed.
+    def test_a_cut_network_ends_both_nodes(self):
         networks = TwoNetworks()
         self.addCleanup(networks.close)
         ranks = self.start_ranks(networks=networks)

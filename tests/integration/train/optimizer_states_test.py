@@ -76,7 +76,7 @@ class OptimizerStates(either_node.NodeTest):
         self.assertEqual(refused["limited_by"], "gpu_memory")
         self.assertIn("--optimizer-states host", refused["message"])
 
-    def test_either_resumes_what_the_other_saved(self):
+    def test_states_on_host_resume_from_hbm_and_back(self):
         folders = [self.path(name) for name in ("whole", "to_host", "to_hbm")]
         flags = ("--hbm", "16MiB", "--ranks", "2")
         hbm = (*flags, "--optimizer-states", "hbm")
@@ -122,7 +122,7 @@ class OptimizerStates(either_node.NodeTest):
                            f"{folder}/checkpoint-{step}")
         self.assertEqual(rest["losses"], whole["losses"][step:])
 
-    def test_a_loss_that_is_not_finite_is_no_update(self):
+    def test_a_non_finite_loss_stops_before_the_update(self):
         result, _ = self.job(*HOST, "--hbm", "16MiB", "--lr", "1e3",
                              "--weight-decay", "1e3", status=1, steps=200)
         self.assertIn("stopped before the update", result["message"])

@@ -1,6 +1,6 @@
-"""Where a step's activations are stored and which of them are recomputed, in
-every pair of values: gradients are those of plain torch, and losses those of a
-run that keeps everything."""
+"""Runs every pair of settings that place activations, recompute them, or cut a
+step: gradients are those of plain torch, and losses those of a run with the
+default placement."""
 
 import itertools
 import json
@@ -19,8 +19,8 @@ def rows(keep):
         for name in ("layer_input", "attention_output", "lse"))]
 
 
-# The first value of each factor is that of the plain run, if `same` says that
-# the losses do not depend on the factor.
+# A plain run has the first value of each factor in PLACEMENT. The losses do not
+# depend on those factors.
 FACTORS = {
     "rerun": {f: ["--rerun", f] for f in ("0", "0.25", "0.5", "1")},
     "rerun_layers": {k: ["--rerun-layers", k] for k in ("1", "2", "4")},
@@ -94,8 +94,8 @@ class Placements(either_node.NodeTest):
         return report["losses"]
 
     def plain_losses(self, case):
-        """Returns the losses with the same ranks, model and order, if
-        everything is kept on the GPU."""
+        """Returns the losses of the plain run with this case's other factors.
+        """
         plain = {**case, **{name: next(iter(FACTORS[name]))
                             for name in PLACEMENT}}
         key = tuple(plain.values())

@@ -23,7 +23,7 @@ class Refusal(harness.TrainTest):
         self.assertNotIn("Exception", err)
         return out
 
-    def test_bad_input(self):
+    def test_bad_input_is_refused_by_its_name(self):
         short = self.path("short")
         with open(short, "w", encoding="utf-8") as file:
             file.write("too short")
@@ -49,7 +49,7 @@ class Refusal(harness.TrainTest):
             with self.subTest(says):
                 self.refused(arguments, says)
 
-    def test_what_is_larger_than_the_machine_is_refused_at_once(self):
+    def test_memory_beyond_the_machines_is_refused_at_once(self):
         for flag in ("--hbm", "--host"):
             self.refused([*harness.MODEL, "--private", flag, "100TiB",
                           "--data", self.text],
@@ -62,13 +62,13 @@ class Refusal(harness.TrainTest):
         self.refused([*harness.MODEL, "--private", "--data", self.text,
                       "--gpu", "1"], "--gpu 1: the node has GPU 0 only")
 
-    def test_what_is_not_there_yet_is_refused_by_its_name(self):
+    def test_an_unknown_flag_is_refused_by_its_name(self):
         for flags in ("--model x", "--lora", "--zero=3", "--rope-theta 5e5",
                       "--dropout 0.1"):
             self.refused([*harness.MODEL, "--private", *flags.split()],
                          flags.split()[0].split("=")[0])
 
-    def test_a_picture_is_no_text(self):
+    def test_a_picture_is_refused_as_text(self):
         picture = self.path("picture.png")
         with open(picture, "wb") as file:
             file.write(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(128))
@@ -81,7 +81,7 @@ class Refusal(harness.TrainTest):
                                       "65536")
         self.assertEqual(code, 0, err)
 
-    def test_what_is_written_last_is_tried_first(self):
+    def test_output_paths_are_tried_before_the_first_step(self):
         # So many steps would take longer than refused() waits.
         run = [*harness.MODEL, "--private", "--seq-len", "500", "--steps",
                "1000000", "--data", self.text]
@@ -109,7 +109,7 @@ class Refusal(harness.TrainTest):
             self.assertIn("starts a daemon of its own", process.stderr)
             self.assertEqual(len(process.stderr.splitlines()), 1)
 
-    def test_what_does_not_fit_says_which_memory(self):
+    def test_a_run_that_does_not_fit_names_the_memory(self):
         # A run is refused like its probe; with --deep each case does both.
         for i, (method, ranks, more, memory) in enumerate([
                 ("keep-all", "1", ["--hbm", "8MiB"], "gpu_memory"),
@@ -144,7 +144,7 @@ class Refusal(harness.TrainTest):
         self.assertEqual(code, 0, err)
         self.assertTrue(json.loads(out)["fits"])
 
-    def test_states_that_do_not_fit_are_no_matter_of_the_length(self):
+    def test_states_that_do_not_fit_are_not_blamed_on_the_length(self):
         for method in ("recompute", "sluice"):
             out = self.refused(
                 [*harness.MODEL, "--private", "--data", self.text, "--json",
@@ -154,7 +154,7 @@ class Refusal(harness.TrainTest):
             self.assertEqual(result["limited_by"], "gpu_memory")
             self.assertNotIn("--seq-len", result["message"])
 
-    def test_a_budget_is_named(self):
+    def test_an_exceeded_budget_is_named(self):
         socket = self.daemon(extra='[budgets]\njob_gpu_bytes = "8MiB"\n')
         out = self.refused(
             [*harness.MODEL, "--socket", socket, "--hbm", "16MiB", "--data",
@@ -172,7 +172,7 @@ class Refusal(harness.TrainTest):
                       "64 MiB and 1 GiB of host memory", err)
         self.assertEqual(json.loads(out)["ok"], True)
 
-    def test_what_fits_is_not_refused_for_its_calibration(self):
+    def test_a_run_that_fits_is_not_refused_for_its_calibration(self):
         run = ["--private", "--seq-len", "256", "--ranks", "2", "--steps", "1"]
         result = self.train(*run, "--host", "1200KiB")
         self.assertLessEqual(result["host_bytes"], 1200 * 1024)
@@ -213,7 +213,7 @@ class Refusal(harness.TrainTest):
         self.assertRegex(out, r"^fits: \S+ MiB of 64 MiB of GPU memory per "
                          r"rank, 0 B of host memory\n$")
 
-    def test_a_probe_of_what_fits_says_so(self):
+    def test_a_probe_says_that_a_run_fits(self):
         methods = "recompute", "sluice", "keep-all", "alst"
         for method in methods if harness.WHOLE else methods[:2]:
             result = self.train("--private", "--probe", "--method", method,
@@ -222,7 +222,7 @@ class Refusal(harness.TrainTest):
             self.assertTrue(result["ok"])
             self.assertGreater(result["peak_hbm_bytes"], 0)
 
-    def test_what_is_not_finite_stops_with_the_step(self):
+    def test_a_non_finite_loss_stops_the_run_and_names_the_step(self):
         code, out, err = self.run_train(
             *harness.MODEL, "--private", "--data", self.text, "--seq-len",
             "200", "--steps", "50", "--lr", "1e3", "--warmup", "0", "--clip",
@@ -240,7 +240,7 @@ class Refusal(harness.TrainTest):
         self.assertRegex(err, r"(the weight \S+ \(element \d+\) is not finite|"
                               r"all weights are finite|backward overflowed)")
 
-    def test_nothing_is_left_behind(self):
+    def test_a_run_leaves_no_temporary_files(self):
         temporary = self.path("tmp")
         os.mkdir(temporary)
         for more in (["--steps", "1"], ["--data", "/no/such"],

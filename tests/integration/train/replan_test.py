@@ -115,12 +115,12 @@ class Replan(either_node.NodeTest):
                          self.undisturbed(report["steps"], *two))
         self.assertEqual(self.leased(socket), 0)
 
-    def test_the_report_says_what_ran_at_the_end(self):
+    def test_the_report_shows_the_last_plan(self):
         socket = self.node_that_holds((), ())
         first, log = self.start_long_job(socket, "first")
         second, _ = self.start_long_job(socket, "second", "--alpha", "1")
-        # The job's log line comes at the end of a step, which may be slower
-        # than two.
+        # The change is logged at the end of a step, which may take longer than
+        # the start of the second job.
         self.wait_until(lambda: self.changes(log) == 1,
                         "the first does not make room")
         report = self.finish(first, interrupt=True)
@@ -129,7 +129,7 @@ class Replan(either_node.NodeTest):
         self.assertGreater(sum(f["recompute"] for f in
                                report["fractions"].values()), 0)
 
-    def test_a_full_node_makes_room_for_one_that_would_calibrate(self):
+    def test_a_full_node_makes_room_for_a_jobs_calibration(self):
         least = self.planned_host_bytes("--alpha", "0")
         socket = self.daemon(extra=f"[budgets]\nprincipal_host_bytes = "
                                    f"\"{2 * least + 256 * 1024}B\"\n")
@@ -196,7 +196,7 @@ class Replan(either_node.NodeTest):
         except ProcessLookupError:
             pass
 
-    def test_a_job_that_waits_says_for_whom_and_may_be_killed(self):
+    def test_a_waiting_job_names_the_other_and_may_be_killed(self):
         socket, first, rank, log, second = self.waiting_pair()
         self.assertEqual(self.planning(socket, "second")["waiting_for"],
                          ["job first"])
@@ -226,7 +226,7 @@ class Replan(either_node.NodeTest):
         return next(plan["ranks"][0]["alpha"] for plan in status["plans"]
                     if plan["id"] == current)
 
-    def test_a_job_killed_while_it_should_change_lets_the_other_in(self):
+    def test_a_job_killed_before_its_change_lets_the_other_in(self):
         socket, first, rank, _, second = self.waiting_pair()
         os.kill(rank, signal.SIGKILL)
         first.communicate(timeout=harness.PATIENCE_S)

@@ -76,7 +76,7 @@ class Resume(harness.TrainTest):
             # Not assertEqual: it would print megabytes.
             self.assertTrue(tensors_of(whole) == tensors_of(half), whole)
 
-    def test_one_rank_goes_on_bit_for_bit(self):
+    def test_one_rank_resumes_bit_for_bit(self):
         runs = [("sluice", "bf16"), ("recompute", "fp32")]
         if harness.WHOLE:
             runs += [("sluice", "fp32"), ("recompute", "bf16")]
@@ -86,12 +86,12 @@ class Resume(harness.TrainTest):
                 self.assertEqual(whole[3:], rest)
                 self.same_files("*.safetensors")
 
-    def test_gpt_goes_on_bit_for_bit(self):
+    def test_gpt_resumes_bit_for_bit(self):
         whole, rest = self.halves("--arch", "gpt")
         self.assertEqual(whole[3:], rest)
         self.same_files("*.safetensors")
 
-    def test_another_number_of_ranks_goes_on_within_rounding(self):
+    def test_another_number_of_ranks_resumes_within_rounding(self):
         runs = [("1", "2"), ("2", "1")] + [("2", "4")] * harness.WHOLE
         for first, second in runs:
             with self.subTest(first=first, second=second):
@@ -107,7 +107,7 @@ class Resume(harness.TrainTest):
                     f"{second} ranks, this run has {first}): planned anew",
                     said)
 
-    def test_the_files_are_hugging_faces(self):
+    def test_checkpoints_have_hugging_faces_names(self):
         self.saved("llama", 1)
         folder = self.path("llama/checkpoint-1/")
         llama = tensors_of(folder + "model.safetensors")
@@ -137,7 +137,7 @@ class Resume(harness.TrainTest):
         with open(path, "w", encoding="utf-8") as file:
             file.write(change(text))
 
-    def test_a_plan_that_is_none_is_made_anew(self):
+    def test_an_invalid_plan_is_made_anew(self):
         whole = self.saved("whole", 6)["losses"]
         plan = "plan-0-of-1.json"
 
@@ -209,7 +209,7 @@ class Resume(harness.TrainTest):
                   encoding="utf-8") as file:
             return json.load(file)
 
-    def test_a_resumed_run_says_what_it_took_and_keeps_its_id(self):
+    def test_a_resumed_run_names_its_checkpoint_and_keeps_its_id(self):
         save = self.path("save")
         first = self.saved("save", 2)
         second = self.train(*FLAGS, "--steps", "3", "--save", save, "--resume",
@@ -233,7 +233,7 @@ class Resume(harness.TrainTest):
                           status=2)
         self.assertIn(f"checkpoint-2 of run {first['run']}", said[0])
         self.assertIn("--resume " + save, said[0])
-        # Two runs' shards are refused even if they are copied into one folder.
+        # Checkpoints of two runs in one folder are refused.
         other = self.path("other")
         self.saved("other", 3)
         shutil.move(other + "/checkpoint-3", save)
@@ -256,7 +256,7 @@ class Resume(harness.TrainTest):
         self.assertIn("another run is saving into it now", said[-1])
         self.assertIsNone(first.poll())
 
-    def test_the_past_of_a_run_is_not_mixed_with_its_future(self):
+    def test_an_old_checkpoint_is_not_resumed_beside_newer_ones(self):
         save = self.path("save")
         self.train(*FLAGS, "--steps", "4", "--save", save, "--save-every", "2")
         said = self.lines("--data", self.text, "--steps", "6", "--save", save,
@@ -310,7 +310,7 @@ class Resume(harness.TrainTest):
         self.assertIn("checkpoint-9 is not whole", line[0])
         self.assertIn("checkpoint-3 is not whole", line[0])
 
-    def test_another_length_neither_skips_nor_repeats(self):
+    def test_another_length_neither_skips_nor_repeats_tokens(self):
         save = self.path("save")
         one = ["--private", "--accumulate", "1"]
         self.train(*one, "--seq-len", "300", "--steps", "4", "--save", save)
@@ -335,7 +335,7 @@ class Resume(harness.TrainTest):
         self.assertLessEqual(json.loads(out)["host_bytes"], small)
         self.assertIn("the saved plan does not fit here", err)
 
-    def test_a_checkpoint_of_before_is_read(self):
+    def test_a_checkpoint_of_format_1_is_read(self):
         save = self.path("save")
         whole = self.train(*FLAGS, "--steps", "4")
         self.saved("save", 2)
@@ -389,7 +389,7 @@ class Resume(harness.TrainTest):
         rest = self.train(*flags, "4", "--resume", save)
         self.assertEqual(rest["losses"], whole["losses"][2:])
 
-    def test_each_rank_has_its_share_and_reads_its_shard(self):
+    def test_each_rank_saves_its_half_and_reads_its_shard(self):
         save = self.path("save")
         self.train(*FLAGS, "--ranks", "2", "--steps", "1", "--save", save)
         sizes = []
@@ -404,7 +404,7 @@ class Resume(harness.TrainTest):
                           "--resume", save, status=2)
         self.assertIn("optimizer-1-of-2.safetensors", said[-1])
 
-    def test_a_run_that_is_done_says_so(self):
+    def test_a_finished_run_has_nothing_to_do(self):
         save = self.path("save")
         self.saved("save", 2)
         for steps in ("2", "1"):
@@ -414,7 +414,7 @@ class Resume(harness.TrainTest):
             self.assertEqual(code, 0, err)
             self.assertIn("nothing to do: step 2", err)
 
-    def test_a_broken_checkpoint_is_one_clear_line(self):
+    def test_a_broken_checkpoint_gives_one_clear_line(self):
         save = self.path("save")
         self.saved("save", 1)
         folder = os.path.join(save, "checkpoint-1")

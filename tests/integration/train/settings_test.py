@@ -52,7 +52,7 @@ class Settings(harness.TrainTest):
         self.assertEqual(report["plan"]["mismatches"], 0)
         self.assertRegex(settings["why"], "does not fit|about")
 
-    def test_ranks_of_two_numa_nodes_have_all_memory_of_their_own(self):
+    def test_ranks_on_two_numa_nodes_use_the_memory_of_both(self):
         socket = self.daemon(host_memory="32MiB", host_pool="16MiB",
                              sim="numa_nodes = 2")
         flags = ["--seq-len", "12000", "--steps", "1", "--ranks", "2", "--hbm",
@@ -85,7 +85,7 @@ class Settings(harness.TrainTest):
                    if "seconds" in line]
         self.assertLess(min(about), 1.5 * statistics.median(seconds))
 
-    def test_what_is_given_is_not_measured(self):
+    def test_given_settings_are_not_measured(self):
         report, said = self.run_open(
             "--seq-len", "700", "--steps", "1", "--chunk", "100",
             "--backward-order", "queries", "--prefetch", "3")
@@ -96,7 +96,7 @@ class Settings(harness.TrainTest):
              "kept": 0, "why": None})
         self.assertIsNone(re.search(r"(?m)^cut", said))
 
-    def test_the_order_that_moves_less_is_taken_beside_a_chunk(self):
+    def test_with_a_given_chunk_the_order_that_moves_less_is_taken(self):
         # With four ranks each rank has as many kv heads as heads.
         for ranks, order in (("1", "queries"), ("4", "keys")):
             with self.subTest(ranks=ranks):
@@ -106,7 +106,7 @@ class Settings(harness.TrainTest):
                 self.assertEqual(report["settings"]["backward_order"], order)
                 self.assertRegex(said, rf"(?m)^cut .* {order} outer")
 
-    def test_the_order_that_has_the_classes_of_fractions_is_taken(self):
+    def test_the_order_that_has_the_given_classes_is_taken(self):
         flags = ["--seq-len", "400", "--steps", "1", "--chunk", "100",
                  "--fractions"]
         for name, order in (("key_gradient", "queries"),
@@ -119,7 +119,7 @@ class Settings(harness.TrainTest):
         self.assertEqual(code, 2)
         self.assertIn("no class of this step", err)
 
-    def test_a_resumed_run_is_cut_as_it_was(self):
+    def test_a_resumed_run_keeps_its_settings(self):
         save = self.path("save")
         flags = ["--seq-len", "700", "--save", save]
         first, _ = self.run_open(*flags, "--steps", "1")
@@ -128,7 +128,7 @@ class Settings(harness.TrainTest):
             self.assertEqual(again["settings"][name], first["settings"][name])
         self.assertIn("as before", said)
 
-    def test_where_the_host_is_short_the_first_chunks_run_again(self):
+    def test_with_little_host_memory_the_first_chunks_run_again(self):
         flags = ["--seq-len", "1500", "--chunk", "100", "--no-keep"]
         whole, _ = self.run_open(*flags, "--alpha", "0", "--steps", "2")
         save = self.path("save")
@@ -153,7 +153,7 @@ class Settings(harness.TrainTest):
                   encoding="utf-8") as file:
             return file.read()
 
-    def test_what_was_to_stay_but_does_not_fit_is_said_and_goes_on_so(self):
+    def test_a_run_that_cannot_keep_everything_says_so_and_swaps(self):
         save = self.path("save")
         flags = ["--seq-len", "700", "--save", save]
         first, _ = self.run_open(*flags, "--steps", "1", "--hbm", "64MiB")

@@ -39,7 +39,7 @@ class Shortage(harness.TrainTest):
             self.skipTest("no mount namespace to be had: " + err)
         return process.returncode, out, err
 
-    def test_a_full_disk_is_no_small_gpu(self):
+    def test_a_full_disk_is_not_taken_for_a_small_gpu(self):
         code, out, err = self.run_in_disk(
             "100k", "--steps", "2", "--save", os.path.join(self.disk, "save"))
         self.assertEqual(code, DISK_FULL, err)
@@ -50,9 +50,8 @@ class Shortage(harness.TrainTest):
         self.assertNotIn("seq-len", err)
 
     def test_a_failed_save_ends_no_run(self):
-        # The disk has room for one checkpoint besides a file that fills it.
-        # The save at step 2 is refused; then the file is removed, and the save
-        # at step 4 succeeds.
+        # A file fills the disk, so the first saves fail. It is removed after
+        # step 3, and later saves succeed.
         save = os.path.join(self.disk, "save")
         log = self.path("log.jsonl")
         filler = os.path.join(self.disk, "filler")
@@ -83,7 +82,7 @@ class Shortage(harness.TrainTest):
         self.assertEqual(out.splitlines()[1:],
                          ["checkpoint-59", "checkpoint-60"])
 
-    def test_a_log_that_a_full_disk_refuses_ends_no_run(self):
+    def test_a_log_on_a_full_disk_ends_no_run(self):
         code, out, err = self.run_train(
             *RUN, "--data", self.text, "--steps", "3", "--log-jsonl",
             "/dev/full")
@@ -94,7 +93,7 @@ class Shortage(harness.TrainTest):
         self.assertEqual(err.count("--log-jsonl /dev/full: No space left"), 1)
 
     def test_a_full_folder_of_temporary_files_is_named_too(self):
-        # The files of the launcher, and those of its private daemon.
+        # The launcher and its private daemon make files in TMPDIR.
         script = (f"mount -t tmpfs -o size=64k none {self.disk} || exit 99\n"
                   f"dd if=/dev/zero of={self.disk}/filler bs=4k 2>/dev/null\n"
                   f'TMPDIR={self.disk} "$@"')
@@ -124,9 +123,9 @@ class Shortage(harness.TrainTest):
         self.assertIn("ulimit -n", err)
         self.assertNotIn("seq-len", err)
 
-    def test_too_many_open_files_are_no_small_gpu(self):
-        # Limits that the daemon reaches, the rank while it maps, and the rank
-        # while it receives.
+    def test_too_many_open_files_are_not_taken_for_a_small_gpu(self):
+        # The daemon reaches the first limit. The rank reaches 26 while it maps
+        # memory, and 16 while it receives descriptors.
         self.refuses_open_files(48, "--private")
         socket = self.daemon()
         for limit in (26, 16):

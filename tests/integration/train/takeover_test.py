@@ -45,7 +45,7 @@ class TakeOver(either_node.NodeTest):
 
     def compare(self, socket, kill, *more):
         """Compares an undisturbed run with one during which kill(done) kills
-        the daemon; returns how often it did."""
+        processes; returns how often it did."""
         calm = self.losses(socket, "calm", *more)
         self.assertEqual(len(calm), STEPS)
         done = threading.Event()
@@ -93,7 +93,7 @@ class TakeOver(either_node.NodeTest):
             return not daemons
         self.wait_until(gone, "sluiced goes on")
 
-    def test_a_run_is_bit_identical_where_the_keeper_dies(self):
+    def test_a_run_is_bit_identical_if_the_keeper_dies(self):
         socket = self.keeper()
         folder = os.path.dirname(socket)
         self.addCleanup(self.end_all, folder)

@@ -19,7 +19,7 @@ SLOW = "--layers 4 --hidden 64 --heads 4 --ffn 96 --chunk 64 --seq-len 24000"
 
 class Watch(harness.TrainTest):
     def on_terminal(self, *arguments):
-        """Starts a run with a terminal as its stderr. Returns it and
+        """Starts a run with a terminal as its stderr. Returns the run and
         `read(what)`, which waits until `what` has been written and returns all
         output so far."""
         ours, theirs = pty.openpty()
@@ -63,15 +63,15 @@ class Watch(harness.TrainTest):
                     self.assertRegex(err, r"about .* expected \(compute ")
                     self.assertRegex(err, r"step 1 took .*were expected")
                     self.assertGreater(log[0]["expected_seconds"], 0)
-                    # Other work on the machine may slow down a step by this
-                    # much; it may slow down a calibration without limit.
+                    # Other work on the machine may slow down a step by at most
+                    # this factor, and a calibration by any.
                     ratio = min(line["seconds"] / line["expected_seconds"]
                                 for line in log[1:])
                     self.assertLess(ratio, 20)
                 else:
                     self.assertEqual(log[0]["expected_seconds"], 0)
 
-    def test_a_long_step_shows_where_it_is_and_ctrl_c_what_it_does(self):
+    def test_a_long_step_shows_progress_and_ctrl_c_says_what_follows(self):
         save = self.path("saved")
         process, read = self.on_terminal(
             *SLOW.split(), "--private", "--ranks", "2", "--hbm", "64MiB",
@@ -90,7 +90,7 @@ class Watch(harness.TrainTest):
         process.wait(harness.PATIENCE_S)
         self.assertEqual(process.returncode, 130)
 
-    def test_a_log_file_gets_a_line_now_and_then(self):
+    def test_stderr_that_is_no_terminal_gets_progress_lines(self):
         process = self.start(
             [harness.TRAIN, "train", *SLOW.split(), "--private", "--hbm",
              "64MiB", "--data", self.text], stderr=subprocess.PIPE)
@@ -101,7 +101,7 @@ class Watch(harness.TrainTest):
         else:
             self.fail("a step of over ten seconds said nothing")
 
-    def test_a_signal_before_the_first_step_ends_there(self):
+    def test_a_signal_before_the_first_step_ends_the_run(self):
         save = self.path("saved")
         process, read = self.on_terminal(
             *SLOW.split(), "--private", "--hbm", "64MiB", "--save", save)

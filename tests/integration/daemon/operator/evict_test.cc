@@ -12,7 +12,7 @@
 namespace sluice::testing {
 namespace {
 
-// All sessions of job "demo", for maintenance.
+// Evicts all sessions of job "demo".
 grpc::Status Evict(const RunningDaemon& daemon, bool kill,
                    admin::EvictReply& reply,
                    const std::string& reason = "maintenance") {
@@ -43,7 +43,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
     EXPECT_THAT(client.NextEvent(absl::Seconds(10)),
                 StatusIs(absl::StatusCode::kUnavailable));
     ASSERT_EQ(write(STDOUT_FILENO, "told\n", 5), 5);
-    char byte;  // until the pool has been looked at
+    char byte;  // waits until the test has checked the pool
     ASSERT_EQ(read(leave[0], &byte, 1), 0);
   });
   close(leave[0]);
@@ -52,7 +52,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   ASSERT_TRUE(Evict(daemon, /*kill=*/false, reply).ok());
   EXPECT_EQ(reply.sessions(), 1u);
   ASSERT_TRUE(rank->WaitForOutput("told", absl::Seconds(10)));
-  // It still maps the memory: no other may lease it.
+  // The rank still has the memory, so that no other may lease it.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(pool.leased_bytes(), 0u);
   EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());
@@ -66,7 +66,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
 
 // Guards against a packet that is too large for the socket: the rank would see
 // its session end without a reason.
-TEST(DaemonAdmin, AnEvictedRankIsToldTheBeginningOfAReasonThatIsTooLong) {
+TEST(DaemonAdmin, AnEvictedRankGetsTheBeginningOfATooLongReason) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -78,7 +78,7 @@ TEST(DaemonAdmin, AnEvictedRankIsToldTheBeginningOfAReasonThatIsTooLong) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
                               client.NextEvent(absl::Seconds(10)));
   ASSERT_TRUE(event.has_evicted());
-  // Cut within a character, which is none then.
+  // 256 bytes are kept, with '?' in place of each control character.
   EXPECT_THAT(event.evicted().reason(), ::testing::StartsWith("for?é?é"));
   EXPECT_EQ(event.evicted().reason().size(), 256u);
 }
@@ -116,7 +116,7 @@ TEST(DaemonAdmin, EvictWithKillReportsKilledProcessesOfEndedSessions) {
     pause();
   });
   ASSERT_TRUE(rank->WaitForOutput("closed", absl::Seconds(10)));
-  // Closed is not yet read: until then there is a session to evict.
+  // Until the daemon has read the close, there is a session to evict.
   ExpectSoon(daemon.socket(), &wire::Pool::leased_bytes, Bytes(0));
   admin::EvictReply reply;
   EXPECT_EQ(Evict(daemon, /*kill=*/false, reply).error_code(),

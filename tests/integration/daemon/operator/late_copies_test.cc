@@ -13,9 +13,9 @@ namespace {
 
 using ::testing::ContainsRegex;
 
-// By the rank's word, its copy was needed before it began; the link carries it
-// in half a second.
-TEST(DaemonMetrics, ACopyThatIsGrantedLaterThanItIsNeededIsCounted) {
+// The rank states that its copy was due before it began. The daemon grants all
+// of it after about half a second.
+TEST(DaemonMetrics, ACopyGrantedAfterItsDueTimeIsCounted) {
   RunningDaemon daemon(
       "[sim]\ngpus = 1\nlinks = [{name = \"slow\", h2d_bytes_per_s = 1e7, "
       "d2h_bytes_per_s = 1e7}]\n");
@@ -36,7 +36,8 @@ TEST(DaemonMetrics, ACopyThatIsGrantedLaterThanItIsNeededIsCounted) {
                                            daemon.socket(), "status"})
                                  ->Join()
                                  .out;
-  // Late for 0.1 s, or up to the half second where this test was held up.
+  // The copy is late by 0.1 s, or by up to half a second if the test was
+  // delayed.
   EXPECT_THAT(status, ContainsRegex("demo +0/1 .* 0 to, 1 from: 0\\.[0-6]"));
   munmap(page, sizeof(GrantUse));
 }

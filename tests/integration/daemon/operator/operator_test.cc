@@ -48,7 +48,7 @@ wire::Request Step(uint64_t step) {
   return request;
 }
 
-TEST(DaemonMetrics, ScrapeTellsPoolsLeasesStepsAndDeaths) {
+TEST(DaemonMetrics, AScrapeReportsPoolsLeasesStepsAndDeaths) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.http_socket();
   EXPECT_THAT(HttpGet(address, "/metrics"),
@@ -117,7 +117,7 @@ TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   };
   use->slot.used_bytes[kH2d] = 5000;
   expect("h2d", 5000);
-  ASSERT_THAT(client.Call(Step(1)), IsOk());  // 1000 and 2000: counted already
+  ASSERT_THAT(client.Call(Step(1)), IsOk());  // reports 1000 and 2000 bytes
   expect("h2d", 5000);
   expect("d2h", 2000);
   use->slot.used_bytes[kH2d] = 7000;
@@ -129,7 +129,7 @@ TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   munmap(page, sizeof(GrantUse));
 }
 
-TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
+TEST(DaemonMetrics, AScrapeReportsStepsByJobLimitsLinksAndTheProcess) {
   RunningDaemon daemon(std::string(kHttpOn) +
                        "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
                        "[[budgets.job]]\nname = \"night\"\n"
@@ -165,9 +165,9 @@ TEST(DaemonMetrics, StepsHaveTheirJobAndLimitsLinksAndTheProcessAreThere) {
   }
 }
 
-// Guards against a user in no cgroup of its own that is taken for the daemon,
-// which may log lines without limit.
-TEST(DaemonLog, LinesThatOneUserCausesAreBoundedAndCounted) {
+// Guards against taking a user without a cgroup of its own for the daemon,
+// which may log without limit.
+TEST(DaemonLog, LinesThatAUserCausesAreLimitedAndCounted) {
   RunningDaemon daemon(kHttpOn);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -179,7 +179,7 @@ TEST(DaemonLog, LinesThatOneUserCausesAreBoundedAndCounted) {
               ContainsRegex("\nsluice_log_lines_suppressed_total [1-9]"));
 }
 
-TEST(DaemonMetrics, AreReadByTheGroupOfTheConfiguration) {
+TEST(DaemonMetrics, TheConfiguredGroupMayReadTheSocket) {
   RunningDaemon daemon(std::string(kHttpOn) + "socket_group = \"" +
                        getgrgid(getegid())->gr_name + "\"\n");
   struct stat info;
@@ -187,7 +187,7 @@ TEST(DaemonMetrics, AreReadByTheGroupOfTheConfiguration) {
   EXPECT_EQ(info.st_mode & 0777, 0660u);
 }
 
-TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
+TEST(DaemonMetrics, ReportTheQuotasThatEachUserUses) {
   RunningDaemon daemon(std::string(kHttpOn) +
                        "[quota]\nsessions = 2\nrank_sessions = 1\n"
                        "[pools]\ngpu_bytes = \"8MiB\"\n");
@@ -237,7 +237,7 @@ TEST(DaemonMetrics, TellWhatEachUserHasOfWhatIsCountable) {
   EXPECT_EQ(waiting.at("users").at(0).at("used"), 1);
 }
 
-TEST(DaemonMetrics, AnObserverIsNotCounted) {
+TEST(DaemonMetrics, AnObserverIsNotCountedAsASession) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
                               RawClient::Connect(daemon.socket()));
@@ -271,7 +271,7 @@ TEST(DaemonMetrics, StatusPageIsSelfContainedAndItsDataIsJson) {
   EXPECT_THAT(HttpGet(address, "/nothing"), HasSubstr("404"));
 }
 
-TEST(DaemonMetrics, ReaderThatSendsNothingDoesNotHoldUpOthers) {
+TEST(DaemonMetrics, AnIdleConnectionDelaysNoOtherReader) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
   sockaddr_in to = {};
@@ -291,8 +291,8 @@ TEST(DaemonMetrics, ReaderThatSendsNothingDoesNotHoldUpOthers) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(10));
 }
 
-// Starts a daemon that cannot serve: one line, and the runtime directory as
-// empty as it was.
+// Expects that the daemon does not start, reports `error`, and leaves its
+// runtime directory empty.
 void ExpectRefused(const std::string& toml, const std::string& error,
                    const std::string& folder = "run") {
   TempDir directory;
@@ -308,7 +308,7 @@ void ExpectRefused(const std::string& toml, const std::string& error,
   EXPECT_TRUE(std::filesystem::is_empty(run)) << toml;
 }
 
-TEST(DaemonHttp, AskedForPortThatIsTakenDoesNotEndTheStart) {
+TEST(DaemonHttp, ATakenPortDoesNotEndTheStart) {
   RunningDaemon first(kHttpOn);
   RunningDaemon second("[http]\nlisten = \"" + first.ReadyField("http") +
                        "\"\n");
@@ -317,8 +317,7 @@ TEST(DaemonHttp, AskedForPortThatIsTakenDoesNotEndTheStart) {
               HasSubstr("\nsluice_http_listening 0\n"));
 }
 
-// Guards against a lock and a sim/ that stay.
-TEST(DaemonStart, RefusedOneLeavesNothingBehind) {
+TEST(DaemonStart, ARefusedStartLeavesNothingBehind) {
   ExpectRefused("[pools]\ngpu_bytes = \"1GiB\"\n", "gpu_bytes in [pools] is");
   ExpectRefused("[pools]\nhost_bytes = \"100GiB\"\n",
                 "host_bytes in [pools] is");
@@ -334,7 +333,7 @@ TEST(DaemonAdmin, SocketIsForTheGroupOnly) {
   EXPECT_EQ(info.st_mode & 0777, 0660u);
 }
 
-TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
+TEST(DaemonAdmin, ABudgetBindsAtOnceAndIsRefusedBelowWhatIsUsed) {
   RunningDaemon daemon;
   const auto stub = AdminStub(daemon);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -370,11 +369,11 @@ TEST(DaemonAdmin, BudgetBindsAtOnceAndIsRefusedWhereItWouldBreakAPromise) {
 }
 
 // Guards against an answer that nothing was changed although the file was.
-TEST(DaemonAdmin, IfTheFolderCannotBeSyncedABudgetHoldsWithDataLoss) {
+TEST(DaemonAdmin, ABudgetHoldsWithDataLossIfItsFolderCannotBeSynced) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may start it as another user";
   constexpr uid_t kNobody = 65534;
   const TempDir kept;
-  // Files can be put there, and it cannot be opened itself.
+  // Files can be made in the folder, but opening the folder to sync it fails.
   ASSERT_EQ(chown(kept.path().c_str(), kNobody, kNobody), 0);
   ASSERT_EQ(chmod(kept.path().c_str(), 0300), 0);
   RunningDaemon daemon(fmt::format("[policy]\nfolder = \"{}\"\n", kept.path()),
@@ -400,7 +399,7 @@ TEST(DaemonAdmin, IfTheFolderCannotBeSyncedABudgetHoldsWithDataLoss) {
   EXPECT_THAT(told.json(), HasSubstr("\"gpu_limit_bytes\":4194304"));
 }
 
-TEST(DaemonAdmin, WhatAdministratorsSetOutlivesTheDaemon) {
+TEST(DaemonAdmin, LimitsAndDrainsOutliveTheDaemon) {
   const TempDir kept;
   const std::string toml =
       fmt::format("[policy]\nfolder = \"{}/state\"\n", kept.path());
@@ -449,7 +448,7 @@ TEST(DaemonAdmin, WhatAdministratorsSetOutlivesTheDaemon) {
                        HasSubstr("its limit of 4 MiB")));
 }
 
-TEST(DaemonAdmin, WhatCannotBeKeptIsNotSet) {
+TEST(DaemonAdmin, ABudgetThatCannotBeStoredIsNotSet) {
   const TempDir kept;
   std::ofstream(kept.File("file")) << "no folder";
   RunningDaemon daemon(
@@ -472,7 +471,7 @@ TEST(DaemonStart, ABadPolicyIsRefusedInOneLine) {
       "{", {"error: the policy ", "it is no JSON, or not all of it; mend"});
 }
 
-TEST(DaemonAdmin, StatusShowsWhoHoldsWhat) {
+TEST(DaemonAdmin, StatusShowsTheMemoryOfEachRank) {
   RunningDaemon daemon;
   const auto stub = AdminStub(daemon);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,

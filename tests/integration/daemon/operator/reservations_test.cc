@@ -1,4 +1,4 @@
-// Memory that an administrator reserves for a user.
+// Tests memory that an administrator reserves for a user.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -19,7 +19,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(DaemonAdmin, WhatIsReservedIsKeptFromOthersAndOutlivesTheDaemon) {
+TEST(DaemonAdmin, AReservationExcludesOthersAndOutlivesTheDaemon) {
   const TempDir kept;
   const std::string toml = fmt::format(
       "[policy]\nfolder = \"{}/state\"\n"
@@ -65,7 +65,7 @@ TEST(DaemonAdmin, WhatIsReservedIsKeptFromOthersAndOutlivesTheDaemon) {
   EXPECT_THAT(rank.Lease(wire::Lease::GPU, MiB(16)), IsOk());
 }
 
-TEST(DaemonStart, APolicyThatReservesMoreThanThereIsIsRefusedInOneLine) {
+TEST(DaemonStart, APolicyThatReservesTooMuchIsRefusedInOneLine) {
   ExpectPolicyIsRefused(
       R"({"sluice_policy": 1, "limits": [], "drained": null,
           "reservations": [{"gpu": 0, "uid": 1, "bytes": 68719476736,

@@ -1,5 +1,5 @@
-// A runtime folder without any room left: /run is a tmpfs, and any program's
-// log may fill it.
+// Tests a full runtime folder: /run is a tmpfs, and any program's log may fill
+// it.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
@@ -26,8 +26,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A tmpfs for all files of a test. Only this process and its children see it,
-// and it ends with the last of them.
+// A tmpfs for all files of a test, which only this process and its children
+// see.
 class FullFolder : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -76,7 +76,7 @@ class FullFolder : public ::testing::Test {
   int files_ = 0;
 };
 
-TEST_F(FullFolder, HoldsUpNoSession) {
+TEST_F(FullFolder, LetsRanksAttachAndLease) {
   RunningDaemon daemon;
   Fill();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -86,7 +86,7 @@ TEST_F(FullFolder, HoldsUpNoSession) {
   EXPECT_THAT(client.Lease(wire::Lease::HOST, MiB(16)), IsOk());
 }
 
-TEST_F(FullFolder, LeavesWhatAdministratorsSetAsItWas) {
+TEST_F(FullFolder, KeepsTheLimitThatWasStoredLast) {
   const std::string toml =
       fmt::format("[policy]\nfolder = \"{}\"\n", place_.File("state"));
   RunningDaemon daemon(toml);
@@ -116,9 +116,9 @@ TEST_F(FullFolder, LeavesWhatAdministratorsSetAsItWas) {
                        HasSubstr("its limit of 8 MiB")));
 }
 
-// Guards against a daemon that ends because it cannot serve administrators, and
-// the next ones too, until they are frozen.
-TEST_F(FullFolder, LosesNoSessionOfADaemonThatDies) {
+// Guards against daemons that end because they cannot serve administrators,
+// until so many deaths freeze the next one.
+TEST_F(FullFolder, LosesNoSessionIfTheDaemonDies) {
   KeptDaemon daemon("[http]\nlisten = \"127.0.0.1:0\"\n");
   daemon.Start();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -126,8 +126,8 @@ TEST_F(FullFolder, LosesNoSessionOfADaemonThatDies) {
   ASSERT_THAT(client.Hello("demo"), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto leased,
                               client.Lease(wire::Lease::GPU, MiB(8)));
-  // Keeps the node open, as each rank does, so that the next daemon does not
-  // make it again.
+  // Keeps the simulated node open, as each rank does, so that the next daemon
+  // need not make it again.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto driver,
                               device::OpenSimDriver(daemon.File("sim")));
   Fill();
@@ -138,9 +138,9 @@ TEST_F(FullFolder, LosesNoSessionOfADaemonThatDies) {
   EXPECT_TRUE(daemon.WaitForLog("administrators are served")) << daemon.Log();
 }
 
-TEST_F(FullFolder, IsOneLineWhereADaemonStarts) {
+TEST_F(FullFolder, EndsADaemonsStartWithOneLine) {
   KeptDaemon daemon;
-  // The test's own log: what fits the page that it has.
+  // The log gets its page of the tmpfs before the tmpfs is full.
   std::ofstream(daemon.File("stderr")) << "log\n";
   Fill();
   EXPECT_NE(daemon.StartThatFails(), 0);

@@ -1,5 +1,5 @@
-// A daemon without any free descriptor, not even the spare one with which it
-// turns away connections.
+// Tests a daemon without any free descriptor, not even the spare one with which
+// it turns away connections.
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -29,11 +29,11 @@ absl::Duration CpuOf(pid_t pid) {
 }
 
 // Guards against a waiting client that wakes the loop without end.
-TEST(NoDescriptor, TheLoopRestsAndWhoWaitsIsServedLater) {
+TEST(NoDescriptor, TheLoopRestsAndAWaitingClientIsServedLater) {
   RunningDaemon daemon;
   rlimit limit;
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
-  const rlimit none = {3, limit.rlim_max};  // no number that is free is below
+  const rlimit none = {3, limit.rlim_max};  // 0, 1 and 2 are in use
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -58,9 +58,9 @@ TEST(NoDescriptor, ALeaseThatCannotBeSentIsRefusedAndNothingStaysCharged) {
   }
   rlimit limit;
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, nullptr, &limit), 0);
-  const rlimit none = {3, limit.rlim_max};  // no number that is free is below
+  const rlimit none = {3, limit.rlim_max};  // 0, 1 and 2 are in use
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &none, nullptr), 0);
-  // The extent is there; what it is sent by has to be opened.
+  // The extent exists, but sending it needs a new descriptor.
   EXPECT_THAT(lease(), StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("descriptors")));
   ASSERT_EQ(prlimit(daemon.pid(), RLIMIT_NOFILE, &limit, nullptr), 0);

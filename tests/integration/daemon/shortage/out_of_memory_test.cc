@@ -1,4 +1,4 @@
-// A daemon that gets no more memory from the kernel.
+// Tests a daemon that gets no more memory from the kernel.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -25,9 +25,9 @@ rlim_t AddressSpaceOf(pid_t pid) {
   return pages * 4096;
 }
 
-// The daemon refuses requests that need more memory. If even that needs too
-// much, it dies as by any other cause, and the next daemon continues.
-TEST(OutOfMemory, IsOneLineForNewClientsAndHarmlessForOthers) {
+// The daemon refuses requests that need more memory. If even a refusal needs
+// too much, the daemon dies, and the next one continues.
+TEST(OutOfMemory, RefusesNewClientsAndKeepsAttachedOnes) {
   if (kThreadSanitizer) GTEST_SKIP() << "it needs terabytes of addresses";
   KeptDaemon daemon;
   daemon.Start();
@@ -47,7 +47,7 @@ TEST(OutOfMemory, IsOneLineForNewClientsAndHarmlessForOthers) {
         other->Hello(fmt::format("job{}", i), 0, 1, i % 2).status();
     others.push_back(*std::move(other));
     if (hello.ok()) continue;
-    if (!absl::IsResourceExhausted(hello)) break;  // it is dead
+    if (!absl::IsResourceExhausted(hello)) break;  // the daemon is dead
     ++refused;
     EXPECT_THAT(hello, StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("Cannot allocate memory")));
