@@ -9,7 +9,7 @@
 namespace sluice::client {
 namespace {
 
-// A lane with copies that end while its host naps.
+// Drives a GrantedAhead with copies that end while AwaitRoom naps.
 class GrantedAheadTest : public ::testing::Test {
  protected:
   // Adds a running copy.
@@ -43,16 +43,18 @@ class GrantedAheadTest : public ::testing::Test {
   GrantedAhead ahead_{[this](auto) { End(std::exchange(end_in_nap_, 0)); }};
 };
 
-TEST_F(GrantedAheadTest, TwoAreAheadAtFirst) { EXPECT_EQ(Fill(), 2u); }
+TEST_F(GrantedAheadTest, TwoCopiesAreGrantedAheadAtFirst) {
+  EXPECT_EQ(Fill(), 2u);
+}
 
-TEST_F(GrantedAheadTest, ALaneThatRanDryInANapTakesTwiceAsManyAhead) {
+TEST_F(GrantedAheadTest, ALaneThatRanDryDoublesItsCopiesAhead) {
   for (const size_t most : {2, 4, 8, 16, 32, 64, 64}) {
     EXPECT_EQ(Fill(), most);
     Await(running());
   }
 }
 
-TEST_F(GrantedAheadTest, ALaneThatRanOnTakesNoMore) {
+TEST_F(GrantedAheadTest, ALaneThatDidNotRunDryAddsNoCopiesAhead) {
   Fill();
   for (int i = 0; i < 10; ++i) {
     Await(1);
@@ -60,7 +62,7 @@ TEST_F(GrantedAheadTest, ALaneThatRanOnTakesNoMore) {
   }
 }
 
-TEST_F(GrantedAheadTest, CalmWaitsTakeFewerAheadAgain) {
+TEST_F(GrantedAheadTest, ManyCalmWaitsHalveTheCopiesAhead) {
   Fill();
   Await(running());
   EXPECT_EQ(Fill(), 4u);

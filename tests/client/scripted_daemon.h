@@ -1,6 +1,6 @@
-// A daemon's end of a session socket that can do what sluiced never does:
-// answer wrongly, late or not at all. Its memory and grant pages are real.
-// (tests/client/integration tests against the real daemon.)
+// A fake daemon that can do what sluiced never does: answer wrongly, late or
+// not at all. Its memory and grant pages are real. (tests/integration/client
+// uses the real daemon.)
 #pragma once
 
 #include <atomic>
