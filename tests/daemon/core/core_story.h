@@ -1,8 +1,8 @@
-// A story of a core: a list of instructions, executed one after the other, with
-// a check of the invariants after each. Instructions are plain numbers, which
-// are reduced to what exists when they are executed. So any list of them is a
-// valid story, also the rest of a failing story after some instructions were
-// removed.
+// Runs a story on a core: a list of instructions, executed one after the other,
+// with a check of the invariants after each. Instructions are plain numbers,
+// which are reduced to what exists when they are executed. So any list of them
+// is a valid story, also the rest of a failing story after some instructions
+// were removed.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,9 @@ std::string ToText(const Instructions& instructions);
 
 class CoreStory {
  public:
-  // After how many instructions the core's saved form is read and compared, and
-  // after how many its shadow (CoreDriver) is replaced by a new one; 0: never.
+  // After every `save` instructions, another core reads what this one saves and
+  // must save the same. After every `shadow` instructions, the shadow
+  // (CoreDriver) is replaced. 0 is never.
   struct Every {
     int save = 1, shadow = 100;
   };
