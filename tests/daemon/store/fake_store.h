@@ -42,7 +42,7 @@ class FakeStore {
     return poll(&ready, 1, wait_ms) > 0;
   }
 
-  // Returns the next message; nullopt if none arrives within `wait_ms`.
+  // Returns the next message, or nullopt if none arrives within `wait_ms`.
   std::optional<Message> Next(int wait_ms = 2000) {
     if (!IsReadable(wait_ms)) return std::nullopt;
     std::array<char, 4096> text;
