@@ -100,7 +100,7 @@ class Bundle(unittest.TestCase):
         self.assertIn("1 secret removed", files["contents.txt"])
 
     def test_a_relative_config_is_read_in_the_daemons_folder(self):
-        """Guards against a search for the file in sluicectl's folder."""
+        """Guards against reading the file in sluicectl's working folder."""
         elsewhere = self.folder + "/elsewhere"
         os.mkdir(elsewhere)
         with open(elsewhere + "/sluiced.toml", "w", encoding="ascii") as file:

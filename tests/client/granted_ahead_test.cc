@@ -12,7 +12,6 @@ namespace {
 // Drives a GrantedAhead with copies that end while AwaitRoom naps.
 class GrantedAheadTest : public ::testing::Test {
  protected:
-  // Adds a running copy.
   void Add() {
     ends_.push_back(std::make_shared<TicketAccess::State>(
         nullptr, device::Event(), device::Stream()));
@@ -24,7 +23,6 @@ class GrantedAheadTest : public ::testing::Test {
     for (; ahead_.HasRoom(); ++added) Add();
     return added;
   }
-  // Ends the `count` oldest running copies.
   void End(size_t count) {
     for (; count > 0; --count)
       ends_[ended_++]->Set(TicketAccess::State::kFailed);

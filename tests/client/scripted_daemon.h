@@ -36,9 +36,7 @@ class ScriptedDaemon {
   GrantUse& use() { return *use_; }
   void Beat();
 
-  // These send to the client.
-  //
-  // Thread safety: any thread, once the client has connected.
+  // These send to the client, from any thread, once the client has connected.
   void Reply(uint64_t id, const wire::Reply& reply,
              const std::vector<int>& fds = {});
   void ReplyError(uint64_t id, absl::StatusCode code, const std::string& text);

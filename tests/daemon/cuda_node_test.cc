@@ -132,8 +132,8 @@ TEST(CudaNode, APoolTooSmallForOneExtentIsRefused) {
 }
 
 // Guards against a pool of half of the free memory. While jobs hold memory, the
-// next daemon's pool would be smaller than their leases, and it would refuse to
-// serve.
+// next daemon's pool would be smaller than their leases, and that daemon would
+// refuse to serve.
 TEST(CudaNode, TheHostPoolDoesNotDependOnMemoryInUse) {
   const TempDir root;
   WriteMemoryInfo(root, GiB(4), MiB(3800));

@@ -1,6 +1,6 @@
 // Drives a Core as the service does, without a device or sockets. Extents are
-// made at once (or when the test requests it), everything sent is kept, and the
-// invariants are checked after each event.
+// made at once, or when the test requests it. Sent replies and notices are
+// kept. The invariants are checked after each event.
 #pragma once
 
 #include <functional>
@@ -57,7 +57,6 @@ class CoreDriver {
                            RequestId request = RequestId());
   SessionId Attach(const std::string& job, int rank, int ranks = 1,
                    uint32_t uid = 1, uint64_t gpu = 0);
-  // Returns the lease, or the refusal's status.
   absl::StatusOr<GrantedReply> Lease(SessionId id, PoolId pool, Bytes size);
   void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9});
   // Applies a change as an administrator does.

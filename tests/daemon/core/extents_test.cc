@@ -72,7 +72,7 @@ TEST(Extents, ALeaseUpToTheExtentLimitWaitsAndALargerOneFails) {
   EXPECT_TRUE(is_answered(MiB(16)));
 }
 
-// Guards against a message about a setting that the configuration lacks.
+// Guards against a message that names [quota], which does not set this limit.
 TEST(Extents, ALimitByOpenFilesIsReportedAsThatShortage) {
   CoreDriver node(
       WithExtentLimits({.all = 8, .each = 2, .each_of_open_files = true}));

@@ -22,15 +22,15 @@ uint64_t Units(double units) {
       std::llround(units * kDueRate * absl::ToDoubleSeconds(kT)));
 }
 
-// One direction of ranks on one link. A rank uses all that it is granted, up to
-// the end of its copies.
+// Ranks that copy in one direction of one link. A rank uses all that it is
+// granted, up to the end of its copies.
 class DueLink {
  public:
   explicit DueLink(int ranks) : ranks_(ranks) {
     for (int slot = 0; slot < ranks; ++slot) {
       Rank& rank = ranks_[slot];
       rank.limit = policy.Attach(slot, 0).limit;
-      // The first window needs no refill, and is wide for the first rank.
+      // Attach grants the first window, which is wide for the first rank.
       rank.begin = rank.used = rank.end = rank.limit[kH2d];
     }
   }

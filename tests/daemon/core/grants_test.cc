@@ -67,7 +67,7 @@ class Link {
 TEST(Grants, RankAloneGetsTheWholeLink) {
   Link link;
   link.Attach(0);
-  link.Run(absl::Seconds(1));  // the first window needs no refill
+  link.Run(absl::Seconds(1));  // past the window granted at Attach
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);

@@ -248,7 +248,7 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
 }
 
-// Guards against a limit that is listed only while it is used.
+// Guards against listing only limits that are in use.
 TEST(Budget, EveryConfiguredLimitIsListedEvenIfUnused) {
   using Of = LimitLine::Of;
   NodeConfig config = SmallNode();

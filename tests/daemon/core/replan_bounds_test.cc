@@ -139,8 +139,8 @@ TEST_F(ReplanBounds, AWaitingLeaseOfAPlannedJobCountsOnce) {
   node.Apply(node.core.PlanSolved(node.to_solve.back().round,
                                   absl::InternalError("it crashed"),
                                   node.clock.Now()));
-  // b is planned alone, with its own and the free memory, less 16 MiB for a and
-  // an extent.
+  // b is planned alone, with its own and the free memory, less an extent and 16
+  // MiB for a.
   EXPECT_EQ(LimitsOfQuestion().at("host of NUMA node 0"),
             MiB(20) + MiB(4) - MiB(16) - MiB(4));
 }

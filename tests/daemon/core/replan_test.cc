@@ -131,8 +131,8 @@ TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   node.Die(b);
   Wait(absl::Seconds(1));
   Solve({{1, MiB(32)}});
-  // a is sent the plan by which it already runs. Whichever change it saw, it
-  // ends with that plan.
+  // a is sent the plan by which it runs already, so a ends with that plan,
+  // whichever change it saw.
   ASSERT_THAT(Changes(a), SizeIs(2));
   node.Ask(a, PlanTakenRequest{Changes(a)[0], true, ""});
   // the answer to the older change does not count
@@ -284,8 +284,7 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   EXPECT_THAT(node.hurried, ElementsAre(first));
 }
 
-// Guards against a user that gets more turns because it has more jobs, or
-// because they ask again.
+// Guards against a user that gets more turns by more jobs or repeated requests.
 TEST_F(Replan, UsersTakeTurnsWithJointRounds) {
   a = Ask("a");
   Ask("a2", 1);

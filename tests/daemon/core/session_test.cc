@@ -270,7 +270,7 @@ TEST(Death, OnlyPeersOfTheJobAreNotified) {
 }
 
 // Guards against notices to each of 250 killed ranks about all the others,
-// which delayed all other jobs by 190 ms.
+// which take 190 ms.
 TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
   CoreDriver node;
   std::vector<SessionId> ranks;
@@ -380,7 +380,7 @@ TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_FALSE(node.closed.contains(other));
   EXPECT_TRUE(node.killed.empty());
   EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, MiB(8));
-  // A later `kill` still finds the process that keeps its mapping.
+  // A later `kill` still finds the process, which keeps its mapping.
   evicted = node.core.Evict("demo", std::nullopt, true, "", node.clock.Now());
   node.Apply(std::move(evicted.effects));
   EXPECT_TRUE(node.killed.contains(a));
@@ -545,8 +545,7 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
     return node.core.TakeSnapshot(nullptr, node.clock.Now())
         .stats->gpus.at(gpu);
   };
-  // The link carries 1 GB/s and no time has passed, so at most one copy is
-  // credible.
+  // No time has passed, so only the tolerated excess of 64 GiB is counted.
   EXPECT_EQ(told().h2d, GiB(64));
   EXPECT_EQ(told().d2h, GiB(64));
   // The daemon still counts the copies of honest ranks.
@@ -558,7 +557,7 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
   node.clock.Advance(absl::Seconds(2));
   node.Ask(other, huge);
   EXPECT_EQ(told(1).h2d, GiB(64) + Bytes(2'000'000'000'000));
-  // What the link carries in a century fits into the type.
+  // The bytes that the link carries in a century fit into the type.
   node.clock.Advance(absl::Hours(24 * 36525));
   for (int i = 0; i < 20; ++i) node.Ask(liar, huge);
   EXPECT_GT(told().h2d, GiB(64));

@@ -473,7 +473,7 @@ TEST_F(WaitingLeases, AreShownWithTheirPositionAndOthersOnlyToTheOperator) {
   EXPECT_THAT(node_.core.TakeSnapshot(&carol, now).waiting, SizeIs(1));
 }
 
-// A wait can last hours, during which the rank reports its steps.
+// A rank reports its steps while its lease waits.
 TEST_F(WaitingLeases, ARankThatWaitsMaySendManyRequests) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked asked = Wait(bob_, MiB(12));

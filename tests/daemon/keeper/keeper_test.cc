@@ -160,7 +160,7 @@ TEST_F(Keeper, AThousandDescriptorsComeBackAndRemovedOnesDoNot) {
   Peer peer(Socket());
   ASSERT_EQ(peer.Ask("fill 1000"), "filled");
   std::vector<double> ms;
-  for (int i = 0; i < 4; ++i) {  // the sixth start would be delayed
+  for (int i = 0; i < 4; ++i) {  // the sixth death would cause a delay
     const pid_t daemon = DaemonOf(peer);
     const absl::Time before = Now();
     kill(daemon, SIGKILL);

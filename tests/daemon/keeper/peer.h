@@ -50,7 +50,6 @@ class Peer {
     greeting_ = Receive();
   }
 
-  // Sends a question without reading its answer.
   void Send(const std::string& question) {
     ++tag_;
     const std::string text = Tag() + question;

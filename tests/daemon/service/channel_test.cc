@@ -85,7 +85,7 @@ TEST_F(ChannelTest, APeerThatReadsNothingHasStalled) {
   EXPECT_TRUE(channel_->HasStalled(clock_.Now()));
 }
 
-// poll reports room a moment before the kernel counts the descriptors as
+// The kernel reports room a moment before it counts the descriptors as
 // received. Guards against a retry only 100 ms later, when the session has been
 // ended.
 TEST_F(ChannelTest, APeerThatReadsJustBeforeTheLimitHasNotStalled) {

@@ -1,4 +1,4 @@
-// Tests which of the policy's events are written to the log.
+// Tests which events of the core are written to the log.
 #include "daemon/service/log/event_writer.h"
 
 #include <fmt/format.h>

@@ -135,7 +135,7 @@ TEST_F(ExtentsTest, MemoryMadeAheadIsReleasedForAnotherSize) {
   EXPECT_THAT(Made(2), Each(IsOk()));
 }
 
-// Policy counts a dead process' memory as free before the device has it back.
+// The core counts a dead process' memory as free before the device has it back.
 TEST_F(ExtentsTest, AnExtentWaitsForMemoryThatBecomesFreeSoon) {
   auto other = device::OpenSimDriver(directory_.path());
   ASSERT_THAT(other, IsOk());

@@ -36,7 +36,6 @@ class FakeStore {
                                              address.size())) == 0);
   }
 
-  // Returns whether a message arrives within `wait_ms`.
   bool IsReadable(int wait_ms = 2000) {
     pollfd ready = {socket_.get(), POLLIN, 0};
     return poll(&ready, 1, wait_ms) > 0;

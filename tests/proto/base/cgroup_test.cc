@@ -35,7 +35,7 @@ class Cgroup : public ::testing::Test {
   testing::TempDir root_;
 };
 
-// Guards against reading only the root's file.
+// Guards against reading only the limit of the root group.
 TEST_F(Cgroup, TheSmallestLimitOfAllGroupsAboveCounts) {
   IsIn("0::/system.slice/a:b.service\n");
   EXPECT_FALSE(Limit());

@@ -20,8 +20,8 @@ TEST(Printable, ReplacesControlCharacters) {
   EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
 }
 
-// Guards against a text that is cut within a character. Its reader refuses
-// such a packet and ends the session.
+// Guards against a text that is cut within a character. The reader of a packet
+// with such a text ends the session.
 TEST(Printable, ReplacesInvalidUtf8ByteByByte) {
   EXPECT_EQ(Printable("\xff\xfe"), "??");
   EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");

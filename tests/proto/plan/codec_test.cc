@@ -226,14 +226,12 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
   CollectPaths(document, json::json_pointer(), &paths);
   ASSERT_GT(paths.size(), 20u);
   for (const auto& path : paths) {
-    // Null is the wrong type for every field.
     json broken = document;
     broken[path] = nullptr;
     auto result = decode(broken.dump());
     ASSERT_FALSE(result.ok()) << path << " null was taken";
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(result.status().message()), Not(HasSubstr("\n")));
-    // The field is missing.
     if (!document[path.parent_pointer()].is_object()) continue;
     broken = document;
     broken[path.parent_pointer()].erase(path.back());
@@ -245,7 +243,6 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
       EXPECT_THAT(std::string(result.status().message()),
                   HasSubstr(path.back() + ": is missing"));
     }
-    // The object has an unknown field.
     broken = document;
     broken[path.parent_pointer()][path.back() + "_x"] = 1;
     result = decode(broken.dump());
