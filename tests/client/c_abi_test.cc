@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST_F(CAbiTest, LeasesCopiesAndWaits) {
+TEST_F(CAbiTest, ACallerLeasesCopiesAndWaits) {
   sluice_region *gpu, *host;
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_GPU, 100'000, &gpu), 0);
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 100'000, &host), 0);

@@ -142,7 +142,7 @@ TEST_F(GrantGateTest, BytesCopiedWithoutADaemonDoNotCountAgainstTheRank) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, ADetachedGateLetsWaitersGo) {
+TEST_F(GrantGateTest, DetachEndsAllWaits) {
   GrantGate gate = Gate();
   Waiter waiter(gate, kD2h, Bytes(5));
   EXPECT_FALSE(waiter.Returned(kShort));

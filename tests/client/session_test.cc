@@ -123,7 +123,7 @@ TEST_F(SessionTest, AQueryWithoutItsPlanIsAFault) {
               StatusIs(absl::StatusCode::kInternal));
 }
 
-TEST_F(SessionTest, AQueryWithoutAPlanIsItsText) {
+TEST_F(SessionTest, AQueryReturnsTheSnapshotsText) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const NodeStatus status,
                               QueryNode(daemon_.options().socket));
   EXPECT_EQ(status.json, "{}");

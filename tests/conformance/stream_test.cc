@@ -194,7 +194,7 @@ TEST_P(StreamConformance, EveryGpuCopiesAndWaitsForTheOthers) {
   }
 }
 
-TEST_P(StreamConformance, ADefaultStreamIsAdoptedWhereThereIsOne) {
+TEST_P(StreamConformance, TheDefaultStreamIsAdoptedOnCuda) {
   const auto adopted = driver_->AdoptStream(kGpu, nullptr);
   if (driver_->name() == "sim") {
     EXPECT_THAT(adopted, StatusIs(absl::StatusCode::kUnimplemented));

@@ -45,7 +45,7 @@ TEST(DueFirst, TheEarliestDeadlineGoesFirst) {
   EXPECT_THAT(Share({Copy(40, -1), Copy(6, 1.2)}), ElementsAre(10, 0));
 }
 
-TEST(DueFirst, AtMostTheDemandAndTheAllowanceAreGiven) {
+TEST(DueFirst, NoMoreThanTheDemandAndTheAllowanceIsLent) {
   std::vector<LentCopy> copies = {Copy(40, 1), Copy(40, 2)};
   copies[0].excess = 3;
   copies[1].may = 2;

@@ -272,7 +272,7 @@ TEST(Validate, ALinkMayBeOverloadedByAsMuchAsThePlanSays) {
   EXPECT_FALSE(valid());
 }
 
-TEST(Validate, KeptRowsMayTakeWhatTheReserveLeaves) {
+TEST(Validate, KeptBytesMayTakeWhatTheReserveLeaves) {
   RankProfile profile = SampleProfile();
   NodePlan plan = SamplePlan();
   Keep2Bytes(profile, plan);
