@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(CAbi1, AnOlderClientRuns) {
+TEST(CAbi1, AClientOfAbi1Runs) {
   ScriptedDaemon daemon;
   daemon.limits().slots[0].limit_bytes[kH2d] = 1 << 30;
   daemon.limits().slots[0].limit_bytes[kD2h] = 1 << 30;
@@ -46,13 +46,13 @@ class CAbi2Test : public CAbiTest {
   sluice_engine* engine_ = nullptr;
 };
 
-TEST_F(CAbi2Test, ReachedTellsWithoutWaiting) {
+TEST_F(CAbi2Test, ReachedReturnsWithoutWaiting) {
   int reached = -1;
   ASSERT_EQ(sluice_engine_reached(engine_, 0, &reached), 0);
   EXPECT_EQ(reached, 1);
   // With a limit of 0 bytes the copy cannot start, so a wait would not end.
   daemon_.limits().slots[0].limit_bytes[kH2d] = 0;
-  daemon_.Beat();  // alive: else copies would start without grants
+  daemon_.Beat();  // after a stale heartbeat copies need no grant
   sluice_ticket ticket;
   ASSERT_EQ(sluice_engine_copy(engine_, SLUICE_HOST_TO_GPU, gpu(), host(),
                                kSize, nullptr, 0, &ticket),
@@ -66,7 +66,7 @@ TEST_F(CAbi2Test, ReachedTellsWithoutWaiting) {
   EXPECT_EQ(reached, 1);
 }
 
-TEST_F(CAbi2Test, PiecesThatLieApartAreOneTicket) {
+TEST_F(CAbi2Test, OneTicketCoversScatteredPieces) {
   std::iota(reinterpret_cast<unsigned char*>(host()),
             reinterpret_cast<unsigned char*>(host()) + kSize, 0);
   const std::array<sluice_piece, 3> pieces = {{{gpu() + 100, host(), 50},
@@ -93,7 +93,7 @@ TEST_F(CAbi2Test, ASimulatedGpuHasNoStreamToUse) {
     EXPECT_EQ(sluice_engine_use_stream(engine_, named), SLUICE_UNIMPLEMENTED);
     EXPECT_THAT(sluice_last_error(), HasSubstr("calling thread"));
   }
-  sluice_ticket mark;  // valid: the engine still works
+  sluice_ticket mark;  // the engine still works
   ASSERT_EQ(sluice_engine_mark_compute(engine_, &mark), 0);
   EXPECT_EQ(sluice_engine_wait(engine_, mark), 0);
   sluice_limits limits = {.size = sizeof(limits), .device = 7};
@@ -176,7 +176,7 @@ TEST_F(ChangesTest, AChangedPlanIsTakenAndAnswered) {
   EXPECT_EQ(plan, nullptr);
 }
 
-TEST_F(ChangesTest, OnlyTheNewestIsOfferedAndARefusalIsToldToo) {
+TEST_F(ChangesTest, OnlyTheNewestPlanIsOfferedAndARefusalIsSent) {
   Change(9);
   Change(10);
   char* plan = nullptr;
@@ -196,7 +196,7 @@ class NoChangesTest : public ChangesTest {
 
 TEST_F(NoChangesTest, AChangedPlanIsRefusedForACallerThatTakesNone) {
   Change(9);
-  AwaitEvents();  // and until the refusal was read
+  AwaitEvents();  // until the daemon has read the refusal
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
   char* plan = nullptr;
   uint64_t id = 0;

@@ -20,7 +20,7 @@ class CAbi3Test : public CAbiTest {
     EXPECT_EQ(sluice_region_lease(session_, SLUICE_GPU, kSize, &gpu_), 0);
     EXPECT_EQ(sluice_region_lease(session_, SLUICE_HOST, kSize, &host_), 0);
     EXPECT_EQ(sluice_engine_start(session_, &engine_), 0);
-    // Copies wait for grants only while the daemon lives.
+    // Copies wait for grants only while the heartbeat is fresh.
     for (auto& limit : daemon_.limits().slots[0].limit_bytes) limit = 0;
     daemon_.Beat();
   }
@@ -30,12 +30,12 @@ class CAbi3Test : public CAbiTest {
     sluice_region_free(gpu_);
   }
 
+  struct Told {
+    uint64_t up_to = 0;  // due_bytes of the direction
+    absl::Duration in;   // from Copy's call to due_ns
+  };
   // Enqueues one copy of kSize bytes, reads the deadline that the engine
   // publishes for it, and then lets the copy run.
-  struct Told {
-    uint64_t up_to = 0;
-    absl::Duration in;  // from Enqueue
-  };
   Told Copy(int direction) {
     void *gpu = sluice_region_data(gpu_), *host = sluice_region_data(host_);
     const GrantUseSlot& slot = daemon_.use().slot;
@@ -67,7 +67,7 @@ class CAbi3Test : public CAbiTest {
   sluice_engine* engine_ = nullptr;
 };
 
-TEST_F(CAbi3Test, ACopyThatWaitsForBandwidthTellsByWhenItIsNeeded) {
+TEST_F(CAbi3Test, ACopyThatWaitsForBandwidthPublishesItsDeadline) {
   EXPECT_EQ(Copy(kIn).up_to, 0u) << "nothing is known at first";
   ASSERT_EQ(sluice_engine_know_slack(engine_, kIn, 20), 0);
   const Told in = Copy(kIn);
@@ -82,7 +82,7 @@ TEST_F(CAbi3Test, ACopyThatWaitsForBandwidthTellsByWhenItIsNeeded) {
   EXPECT_EQ(Copy(kIn).up_to, 0u);
 }
 
-TEST_F(CAbi3Test, WhatIsNoTimeOrNoDirectionIsAnError) {
+TEST_F(CAbi3Test, ABadTimeOrDirectionIsAnError) {
   for (const double seconds :
        {std::nan(""), std::numeric_limits<double>::infinity()}) {
     EXPECT_EQ(sluice_engine_know_slack(engine_, kIn, seconds),

@@ -1,5 +1,5 @@
-// Tests the C ABI against a scripted daemon: every mistake of a C caller is an
-// error with a one-line message, never a crash.
+// Tests the C ABI with a scripted daemon. A C caller's mistake must be an error
+// with a one-line message, never a crash.
 #include <cmath>
 #include <cstring>
 
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST_F(CAbiTest, LeasesCopiesAndWaits) {
+TEST_F(CAbiTest, ACallerLeasesCopiesAndWaits) {
   sluice_region *gpu, *host;
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_GPU, 100'000, &gpu), 0);
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 100'000, &host), 0);
@@ -46,7 +46,7 @@ TEST_F(CAbiTest, LeasesCopiesAndWaits) {
   sluice_region_free(gpu);
 }
 
-TEST(CAbi, KernelsAgreeWithThePlanner) {
+TEST(CAbi, TheAttentionKernelIsThePlannersChoice) {
   const char* kernel = nullptr;
   sluice_attention_block block = {.size = sizeof(block),
                                   .kernel = nullptr,
@@ -79,7 +79,7 @@ TEST(CAbi, KernelsAgreeWithThePlanner) {
   EXPECT_EQ(sluice_attention_kernel(&block, nullptr), SLUICE_INVALID_ARGUMENT);
 }
 
-TEST(CAbi, ChunkSizesAreThePlanners) {
+TEST(CAbi, ThePlannerChoosesChunkSizes) {
   const sluice_chunk_trial trials[] = {
       {128, 4, 3}, {256, 2, 0.5}, {512, 1.95, 0.2}, {1024, 3, 0.1}};
   uint64_t next = 0, rows = 0;
@@ -95,7 +95,7 @@ TEST(CAbi, ChunkSizesAreThePlanners) {
             SLUICE_INVALID_ARGUMENT);
 }
 
-TEST_F(CAbiTest, RefusalsTellWhy) {
+TEST_F(CAbiTest, ARefusalHasTheDaemonsReason) {
   daemon_.SetScript([this](const wire::Message& m) {
     daemon_.ReplyError(m.packet.id(), absl::StatusCode::kResourceExhausted,
                        "asked 9 MiB, free 7 MiB");
@@ -159,7 +159,7 @@ TEST_F(CAbiTest, AnOlderCallersShorterStructIsServed) {
   EXPECT_EQ(old.canary, 0x1234u);
 }
 
-TEST_F(CAbiTest, ReportsAndPlansGoThrough) {
+TEST_F(CAbiTest, ReportsAndPlansReachTheDaemon) {
   sluice_step_report report = {.size = sizeof(report), .step = 2};
   EXPECT_EQ(sluice_session_report(session_, &report), 0);
   char* plan = nullptr;
@@ -219,7 +219,7 @@ TEST_F(CAbiTest, AChangedPlanIsAnsweredNotTaken) {
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
 }
 
-TEST(TicketTable, UnknownAndDroppedNumbersAreReached) {
+TEST(TicketTable, UnknownAndDroppedTicketsCountAsReached) {
   TicketTable table;
   EXPECT_TRUE(table.Find(0).done());
   const uint64_t first = table.Add(Ticket());

@@ -1,6 +1,6 @@
 // Races between copies corrupt gradients silently. These tests drive one engine
-// like a chunk loop, with random links and delays, and compare every byte that
-// compute sees.
+// like a chunk loop, with random link speeds and delays, and compare every byte
+// that compute reads.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -20,7 +20,7 @@ using ::sluice::testing::kThreadSanitizer;
 
 using CopyEngineOrderTest = EngineTest;
 
-TEST_F(CopyEngineOrderTest, BytesThatWentOutComeBackInThroughTickets) {
+TEST_F(CopyEngineOrderTest, ACopyInWaitsForTheTicketOfACopyOut) {
   Start(/*speed=*/200e6);
   for (int round = 0; round < 20; ++round) {
     std::memset(gpu_, round, KiB(256).size());
@@ -35,7 +35,7 @@ TEST_F(CopyEngineOrderTest, BytesThatWentOutComeBackInThroughTickets) {
   }
 }
 
-TEST_F(CopyEngineOrderTest, WithoutTheTicketTheOldBytesWouldComeBack) {
+TEST_F(CopyEngineOrderTest, WithoutATicketACopyInReadsOldBytes) {
   // Proves that the test above can fail: without the ticket H2D overtakes D2H.
   // ThreadSanitizer must find this race (tests/client/CMakeLists.txt).
   if (kThreadSanitizer && getenv("SLUICE_PLANTED_RACE") == nullptr) {
@@ -55,8 +55,7 @@ TEST_F(CopyEngineOrderTest, WithoutTheTicketTheOldBytesWouldComeBack) {
 }
 
 // A chunk loop with `kSlots` staging slots on the GPU and chunks in host
-// memory. Each visit copies a chunk in, changes it by compute and copies it
-// out.
+// memory. Each visit copies a chunk in, changes its bytes and copies it out.
 class ChunkLoop {
  public:
   ChunkLoop(CopyEngine* engine, std::byte* gpu, std::byte* host, uint32_t seed)
@@ -70,8 +69,7 @@ class ChunkLoop {
   void Visit() {
     const int64_t chunk = Pick(kChunks), slot = Pick(kSlots);
     std::byte* buffer = gpu_ + slot * kSize;
-    // The copy in waits for the slot's last reader and writer, and for the
-    // chunk's last write.
+    // The copy in waits for the last copy out of this slot and of this chunk.
     const Ticket in = engine_->Enqueue(
         {.pieces = {{buffer, host_ + chunk * kSize, Bytes(kSize)}},
          .after = {slot_free_[slot], chunk_home_[chunk]},
@@ -119,8 +117,8 @@ class ChunkLoop {
 class ChunkLoopTest : public EngineTest,
                       public ::testing::WithParamInterface<uint32_t> {};
 
-TEST_P(ChunkLoopTest, ComputeNeverSeesABytePastOrFuture) {
-  // Slices cut chunks, and links have random and changing speeds.
+TEST_P(ChunkLoopTest, ComputeReadsOnlyTheLatestBytes) {
+  // Slices are smaller than chunks. The link's speed changes at random.
   Start(/*speed=*/100e6, {.slice = Bytes(7'000)});
   std::mt19937 random(GetParam());
   std::uniform_real_distribution<double> speed(20e6, 2e9);
@@ -137,7 +135,7 @@ TEST_P(ChunkLoopTest, ComputeNeverSeesABytePastOrFuture) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, ChunkLoopTest, ::testing::Values(1, 2, 3, 4));
 
-TEST_F(CopyEngineOrderTest, WhatHasNotArrivedReadsAsNan) {
+TEST_F(CopyEngineOrderTest, BytesNotYetArrivedReadAsNan) {
   if (!PoisonsBuffers()) GTEST_SKIP() << "SLUICE_POISON is not set";
   if (kThreadSanitizer) GTEST_SKIP() << "it reads what is being written";
   Start(/*speed=*/1e6);

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 using CopyEngineTest = EngineTest;
 
-TEST_F(CopyEngineTest, BytesArriveOnceTheTicketIsWaitedFor) {
+TEST_F(CopyEngineTest, BytesHaveArrivedAfterTheWaitForTheirTicket) {
   Start();
   std::memset(host_, 7, MiB(8).size());
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(8)));
@@ -30,7 +30,7 @@ TEST_F(CopyEngineTest, ADefaultTicketIsReached) {
   EXPECT_THAT(engine_->Wait(Ticket()), IsOk());
 }
 
-TEST_F(CopyEngineTest, AnEmptyRequestJoinsItsTickets) {
+TEST_F(CopyEngineTest, AnEmptyRequestIsReachedAfterItsTickets) {
   Start(/*speed=*/100e6);
   const Ticket slow = engine_->Enqueue(ToHost(Bytes(0), MiB(1)));
   const Ticket join = engine_->Enqueue(
@@ -39,7 +39,7 @@ TEST_F(CopyEngineTest, AnEmptyRequestJoinsItsTickets) {
   EXPECT_TRUE(slow.done());
 }
 
-TEST_F(CopyEngineTest, ManyPiecesAreOneRequest) {
+TEST_F(CopyEngineTest, ARequestCopiesAllItsPieces) {
   Start(0, {.slice = KiB(100)});
   for (int i = 0; i < MiB(8).count(); ++i) host_[i] = std::byte(i * 31 >> 8);
   CopyRequest request;
@@ -51,7 +51,7 @@ TEST_F(CopyEngineTest, ManyPiecesAreOneRequest) {
   EXPECT_EQ(std::memcmp(gpu_, host_, MiB(8).size()), 0);
 }
 
-TEST_F(CopyEngineTest, WaitingForACopyCountsAsStallAndSynchronisesNothing) {
+TEST_F(CopyEngineTest, AWaitCountsAsStallAndCallsNoSynchronize) {
   Start(/*speed=*/1e6);
   const auto before = driver_->counters();
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
@@ -72,7 +72,7 @@ TEST_F(CopyEngineTest, ACopyOfOneDirectionDoesNotWaitForTheOther) {
   ASSERT_THAT(engine_->Wait(in), IsOk());
 }
 
-TEST_F(CopyEngineTest, AFailedCopyReachesEveryLaterWait) {
+TEST_F(CopyEngineTest, EveryWaitAfterAFailedCopyReturnsItsError) {
   Start();
   ASSERT_THAT(node_->FailCall("CopyAsync", 2), IsOk());
   const Ticket good = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
@@ -88,7 +88,7 @@ TEST_F(CopyEngineTest, AFailedCopyReachesEveryLaterWait) {
   EXPECT_THAT(engine_->Drain(), StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST_F(CopyEngineTest, ACopyThatFailsOnItsStreamReachesItsOwnWait) {
+TEST_F(CopyEngineTest, TheWaitForACopyThatFailsOnItsStreamFails) {
   Start();
   ASSERT_THAT(node_->FailCall("Copy", 1), IsOk());
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
@@ -108,7 +108,7 @@ TEST_F(CopyEngineTest, NothingIsCopiedAfterAFailure) {
   EXPECT_EQ(host_[MiB(4).count()], before);
 }
 
-TEST_F(CopyEngineTest, ALostGpuIsAFaultAndNotAHang) {
+TEST_F(CopyEngineTest, WaitsFailAfterTheGpuIsLost) {
   Start();
   ASSERT_THAT(node_->LoseGpu(DeviceIndex(0)), IsOk());
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
@@ -138,7 +138,7 @@ TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
   EXPECT_THAT(engine_->Wait(ticket), IsOk());
 }
 
-TEST_F(CopyEngineTest, ACopyThatNeedNotWaitIsIssuedByItsCaller) {
+TEST_F(CopyEngineTest, EnqueueIssuesACopyThatNeedNotWait) {
   Start(/*speed=*/50e3);
   const uint64_t before = driver_->counters().copies;
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), KiB(64)));
@@ -302,8 +302,9 @@ TEST_F(GatedEngineTest, ACopyThatWaitsForAGrantPublishesItsDueTime) {
   EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
 }
 
-// A copy behind another one of its direction could have started when it was
-// enqueued; a copy that waits for a ticket, only once the ticket was reached.
+// The earliest start of a copy is when it was enqueued, even behind another
+// copy of its direction. The earliest start of a copy with a ticket is when the
+// ticket is reached.
 TEST_F(GatedEngineTest, ACopysDueTimeIsItsSlackAfterItsEarliestStart) {
   Beat();
   Start(0, {.gate = &gate_});
@@ -351,7 +352,7 @@ TEST_F(GatedEngineTest, AnEndingEngineDoesNotWaitForGrants) {
   EXPECT_EQ(std::memcmp(gpu_, host_, MiB(1).size()), 0);
 }
 
-TEST_F(CopyEngineTest, TheTimelineTellsWhenCopiesRan) {
+TEST_F(CopyEngineTest, TheTimelineRecordsWhenCopiesRan) {
   Start(/*speed=*/100e6, {.record_timeline = true});
   engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
   engine_->Enqueue(ToGpu(MiB(1), MiB(1)));
@@ -374,9 +375,8 @@ TEST_F(CopyEngineTest, TheTimelineTellsWhenCopiesRan) {
   EXPECT_TRUE(engine_->TakeTimeline().empty());
 }
 
-// Guards against short copies that ended before a host checked twice: some were
-// recorded without duration.
-TEST_F(CopyEngineTest, TheTimelineKnowsHowLongShortCopiesTook) {
+// Guards against taking times by polling, which gives short copies no duration.
+TEST_F(CopyEngineTest, ShortCopiesHaveADurationInTheTimeline) {
   Start(/*speed=*/1e9, {.record_timeline = true});
   constexpr Bytes kShort = KiB(64);  // 66 us
   for (int i = 0; i < 64; ++i) engine_->Enqueue(ToGpu(i * kShort, kShort));

@@ -87,12 +87,12 @@ class Measure(unittest.TestCase):
             self.near(link["both_h2d_bytes_per_second"], h2d)
             self.near(link["both_d2h_bytes_per_second"], d2h)
 
-    def test_a_simulated_nodes_speeds_are_found_and_kept(self):
+    def test_measured_speeds_match_and_are_accepted_as_configuration(self):
         self.start(LINKS)
         out = self.folder + "/links.toml"
         measured = self.measured(out)
-        # Tries again if the machine delayed the tool: 70 ms of a window are 10
-        # %.
+        # Measures again if the machine was busy: 70 ms are 10 % of a
+        # window.
         for _ in range(4):
             with contextlib.suppress(self.failureException):
                 self.are_as_configured(measured)
@@ -100,8 +100,8 @@ class Measure(unittest.TestCase):
             os.remove(out)
             measured = self.measured(out)
         self.are_as_configured(measured)
-        # All leases were returned, and a daemon accepts the configuration
-        # written.
+        # All leases were freed, and a daemon accepts the written
+        # configuration.
         self.wait_until(lambda: not self.status()["jobs"])
         self.assertEqual([g["leased_bytes"] for g in self.status()["gpus"]],
                          [0, 0, 0])
@@ -120,7 +120,7 @@ class Measure(unittest.TestCase):
 
     # The strict fake ends a process with status 86 on a broken rule or a race.
     # The speed of its copies means nothing.
-    def test_the_cuda_driver_is_used_by_its_rules(self):
+    def test_measuring_keeps_the_cuda_drivers_rules(self):
         os.mkdir(self.folder + "/node")
         self.environment |= {
             "LD_LIBRARY_PATH": FAKE_CUDA,
@@ -145,7 +145,7 @@ class Measure(unittest.TestCase):
         self.daemon.terminate()
         self.assertEqual(self.daemon.wait(), 0)
 
-    def test_people_see_a_table_and_the_configuration(self):
+    def test_output_is_a_table_and_the_configuration(self):
         self.start("[sim]\ngpus = 1\n"
                    'links = [{name = "x", h2d_bytes_per_s = 300e6, '
                    "d2h_bytes_per_s = 300e6}]\n")
@@ -162,9 +162,8 @@ class Measure(unittest.TestCase):
         return {link["name"]: (link["h2d_bytes_per_second"], link["speed_from"])
                 for link in self.status()["links"]}
 
-    def test_what_is_kept_outlives_the_daemon_and_is_forgotten(self):
-        # The device is slow there; the configured speeds of "b" take
-        # precedence.
+    def test_kept_speeds_outlive_the_daemon_until_forgotten(self):
+        # The configured speeds of "b" take precedence over measured ones.
         text = ("[sim]\ngpus = 2\nlinks = [{name = \"a\"}, {name = \"b\", "
                 "h2d_bytes_per_s = 90e6, d2h_bytes_per_s = 90e6}]\n")
         self.start(text)
@@ -205,7 +204,7 @@ class Measure(unittest.TestCase):
         self.start(text)
         self.assertEqual(self.limits()["a"], (None, None))
 
-    def test_beside_a_job_what_is_kept_waits_for_its_end(self):
+    def test_kept_speeds_apply_after_the_running_job_ends(self):
         self.start('[sim]\ngpus = 1\nlinks = [{name = "a"}]\n')
         job = subprocess.Popen(
             self.words("bandwidth", "measure", "--seconds", "60"),
@@ -223,7 +222,7 @@ class Measure(unittest.TestCase):
         self.wait_until(lambda: self.limits()["a"][1] == "measured")
         self.assertFalse(self.status()["measured_links"]["waits"])
 
-    def test_it_is_refused_beside_a_job_and_ctrl_c_leaves_nothing(self):
+    def test_measuring_is_refused_beside_a_job_and_frees_on_ctrl_c(self):
         self.start(LINKS)
         first = subprocess.Popen(
             self.words("bandwidth", "measure", "--seconds", "60"),
@@ -248,7 +247,7 @@ class Measure(unittest.TestCase):
             self.assertEqual((pool["leased_bytes"], pool["quarantined_bytes"],
                               pool["lingering_bytes"]), (0, 0, 0))
 
-    def test_what_cannot_be_asked_for_is_one_line(self):
+    def test_a_wrong_request_is_one_error_line(self):
         self.start("")
         for words, code, said in (
                 (("--seconds", "0"), 2, "--seconds"),

@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two GPUs behind one switch, the only one below the root.
+// Two GPUs behind one switch, which is the only link with GPUs below the root.
 constexpr const char* kSwitch = R"({"driver": "cuda",
   "gpus": [{"link": "gpu0", "free_bytes": 8}, {"link": "gpu1", "free_bytes": 9}],
   "jobs": [{"name": "tune", "ranks": [{}]}, {"name": "gone", "ranks": []}],
@@ -80,7 +80,7 @@ TEST(LinkConfiguration, ASwitchThatCarriesAllOfItsGpusIsNoLimit) {
   EXPECT_THAT(text, Not(HasSubstr("both")));
 }
 
-TEST(LinkConfiguration, WhatBothDirectionsLoadIsTheirSum) {
+TEST(LinkConfiguration, ALimitOfBothDirectionsIsTheSumOfBoth) {
   // The memory behind the switch allows full speed in one direction alone, but
   // 60 GB/s in both together.
   EXPECT_THAT(ConfigurationOf(
@@ -90,7 +90,7 @@ TEST(LinkConfiguration, WhatBothDirectionsLoadIsTheirSum) {
 
 // Above a link with one limit for both directions, the daemon refuses links
 // with separate limits.
-TEST(LinkConfiguration, AboveALimitOfBothDirectionsOnlySuchLimitsAreWritten) {
+TEST(LinkConfiguration, LinksAboveALimitOfBothDirectionsGetOneToo) {
   const std::string text = ConfigurationOf(
       Measured({24e9, 25e9, 15e9, 15e9}, {30e9, 31e9, 16e9, 16e9}));
   EXPECT_THAT(text, HasSubstr("{name = \"gpu0\", h2d_bytes_per_s = 2.4e+10, "
@@ -100,7 +100,7 @@ TEST(LinkConfiguration, AboveALimitOfBothDirectionsOnlySuchLimitsAreWritten) {
               HasSubstr("  {name = \"switch\", both_bytes_per_s = 3.2e+10},"));
 }
 
-TEST(LinkConfiguration, ASimulatedNodeIsWrittenWhole) {
+TEST(LinkConfiguration, AllLinksOfASimulatedNodeAreWritten) {
   MeasurableNode node = Measured({2e9, 2e9, 2e9, 2e9}, {4e9, 4e9, 4e9, 4e9});
   node.driver = "sim";
   const std::string text = ConfigurationOf(node);
@@ -109,7 +109,7 @@ TEST(LinkConfiguration, ASimulatedNodeIsWrittenWhole) {
   EXPECT_THAT(text, HasSubstr("\n]\ngpu_links = [\"gpu0\", \"gpu1\"]\n"));
 }
 
-TEST(MeasuredLinks, AreATableAndJson) {
+TEST(MeasuredLinks, ArePrintedAsATableAndAsJson) {
   MeasurableNode node =
       Measured({24e9, 25e9, 23e9, 24.5e9}, {0.5e9, 50e9, 0.4e9, 50e9});
   node.links[0].set = {20e9, 0, 0.9e9};
@@ -170,7 +170,7 @@ TEST(MeasuredLinks, ReadLinksFindsSetSpeedsAttachedJobsAndKeptLinks) {
   EXPECT_EQ(node.links[0].set_from, "measured");
 }
 
-TEST(LinkSpeeds, AreATableThatSaysFromWhereEachIs) {
+TEST(LinkSpeeds, AreATableWithTheSourceOfEach) {
   auto node = nlohmann::json::parse(R"({
     "links": [{"name": "gpu0", "parent": "switch", "speed_from": "measured",
                "h2d_bytes_per_second": 24e9, "d2h_bytes_per_second": 25e9,

@@ -62,7 +62,7 @@ class Bundle(unittest.TestCase):
                      for m in archive.getmembers() if m.isfile()}
         return done.stdout, {n: t.decode() for n, t in files.items()}
 
-    def test_without_a_daemon_it_has_what_there_is_and_says_what_not(self):
+    def test_without_a_daemon_the_bundle_lists_what_is_left_out(self):
         said, files = self.made()
         self.assertEqual(set(files), ALWAYS)
         out = said.split("Left out:\n")[1]
@@ -76,7 +76,7 @@ class Bundle(unittest.TestCase):
         self.assertTrue(said.endswith(files["contents.txt"]), said)
         self.assertEqual(stat.S_IMODE(os.stat(self.out).st_mode), 0o600)
 
-    def test_with_a_daemon_it_has_what_the_daemon_knows(self):
+    def test_with_a_daemon_the_bundle_has_its_state(self):
         self.start()
         subprocess.run([SLUICECTL, "--socket", self.folder +
                         "/run/session.sock", "drain", "--reason", "disk"],
@@ -99,25 +99,25 @@ class Bundle(unittest.TestCase):
             self.assertNotIn("hunter2", text, name)
         self.assertIn("1 secret removed", files["contents.txt"])
 
-    def test_a_relative_configuration_is_the_daemons(self):
-        """Guards against searching for the file in sluicectl's own folder."""
+    def test_a_relative_config_is_read_in_the_daemons_folder(self):
+        """Guards against reading the file in sluicectl's working folder."""
         elsewhere = self.folder + "/elsewhere"
         os.mkdir(elsewhere)
         with open(elsewhere + "/sluiced.toml", "w", encoding="ascii") as file:
             file.write(CONFIG + "[pools]\n# the daemon's own\n")
         self.start(config="sluiced.toml", cwd=elsewhere)
-        # Run in a folder that has another file of that name.
+        # sluicectl runs in a folder with another file of that name.
         files = self.made()[1]
         self.assertIn("# the daemon's own", files["config.toml"])
 
-    def test_to_standard_output_it_is_the_archive_alone(self):
+    def test_standard_output_gets_only_the_archive(self):
         done = subprocess.run(self.words("--out", "-"), capture_output=True,
                               check=True, timeout=PATIENCE_S,
                               env=self.environment())
         self.assertEqual(done.stdout[:2], b"\x1f\x8b")
 
     def slow_gzip(self):
-        """Makes a gzip that records its start and takes two seconds."""
+        """Returns an environment with a gzip that takes two seconds."""
         programs = self.folder + "/programs"
         os.mkdir(programs)
         with open(programs + "/gzip", "w", encoding="ascii") as file:
@@ -144,7 +144,7 @@ class Bundle(unittest.TestCase):
             self.assertFalse(glob.glob(self.out + "*"))
             os.remove(self.folder + "/started")
 
-    def test_bad_input_is_one_line_and_costs_no_time(self):
+    def test_bad_input_is_one_error_line(self):
         for words, what in ((["--out", self.folder + "/no/x"], "/no/x"),
                             (["--journal-lines", "many"], "many")):
             done = subprocess.run(self.words(*words), capture_output=True,
@@ -154,7 +154,7 @@ class Bundle(unittest.TestCase):
             self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
 
     @unittest.skipIf(os.geteuid() != 0, "becoming another user needs root")
-    def test_a_plain_user_gets_what_is_its_own(self):
+    def test_a_plain_users_bundle_names_what_is_denied(self):
         self.start()
         os.chmod(self.folder, 0o755)
         os.chmod(self.temporary, 0o777)

@@ -1,5 +1,5 @@
-// Tests the parts of a support bundle: removed secrets, the summary of what was
-// removed, and the programs that it runs.
+// Tests the parts of a support bundle: the removal of secrets, the list of
+// contents, and the programs that it runs.
 
 #include <cerrno>
 #include <nlohmann/json.hpp>
@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(Secrets, AreTakenOutWhateverTheyAreCalled) {
+TEST(Secrets, AreRemovedUnderEachUsualName) {
   const std::vector<std::string> lines = {
       "password = \"hunter2\"",
       "# old db_passwd: hunter2",
@@ -41,7 +41,7 @@ TEST(Secrets, AreTakenOutWhateverTheyAreCalled) {
   EXPECT_THAT(RemoveSecrets(lines[3]).text, HasSubstr("\"gpus\": 2"));
 }
 
-TEST(Secrets, AKeyInPemIsOneLine) {
+TEST(Secrets, APemKeyBecomesOneLine) {
   const WithoutSecrets clean = RemoveSecrets(
       "before\n-----BEGIN RSA PRIVATE KEY-----\nAAAA\nBBBB\n-----END RSA "
       "PRIVATE KEY-----\nafter\n");
@@ -73,7 +73,7 @@ std::vector<Item> Items() {
            absl::NotFoundError("no\nsystemd")}};
 }
 
-// Guards against a wait that lasts until the program is killed for its timeout.
+// Guards against waiting until the program is killed at its timeout.
 TEST(Programs, TheEndIsNoticedWithoutAPidfd) {
   testing::Child::Fork([] {
     ASSERT_TRUE(testing::RefusePidfds(EMFILE));
@@ -95,7 +95,7 @@ TEST(Contents, ListWhatIsIncludedAndWhyTheRestIsLeftOut) {
   EXPECT_THAT(text, HasSubstr("read it before you send it"));
 }
 
-TEST(Contents, AsJsonListTheSame) {
+TEST(Contents, AreTheSameAsJson) {
   const auto json = nlohmann::json::parse(RenderBundleJson("a.gz", 7, Items()));
   EXPECT_EQ(json.at("file"), "a.gz");
   EXPECT_EQ(json.at("bytes"), 7);

@@ -30,7 +30,7 @@ void ExpectOneLine(const ChildResult& result, const std::string& what) {
   EXPECT_THAT(result.err, HasSubstr(what));
 }
 
-TEST(SluicectlCli, ASocketThatIsNotThereIsOneClearLine) {
+TEST(SluicectlCli, AMissingSocketIsOneErrorLine) {
   ExpectOneLine(Ctl({"status", "--socket", "/nonexistent/s"}),
                 "no socket at /nonexistent/s: is sluiced running?");
   ExpectOneLine(Ctl({"status"}, {"SLUICE_SOCKET=/nonexistent/t"}),
@@ -44,7 +44,7 @@ TEST(SluicectlCli, AWrongWordIsNamed) {
   ExpectOneLine(Ctl({"evict"}), "JOB");
 }
 
-TEST(SluicectlCli, ATypoIsSuggested) {
+TEST(SluicectlCli, ATypoGetsASuggestion) {
   ExpectOneLine(Ctl({"statsu"}), "did you mean status?");
   ExpectOneLine(Ctl({"budget", "sett"}), "did you mean set?");
   ExpectOneLine(Ctl({"budget", "set", "--jbo", "a"}), "did you mean --job?");
@@ -87,7 +87,7 @@ TEST(SluicectlCli, TheVersionIsPrinted) {
   EXPECT_THAT(Ctl({"--version"}).out, HasSubstr("sluicectl 0."));
 }
 
-TEST(SluicectlCli, ABudgetWithoutWhoseOrWhichOrASizeIsRefused) {
+TEST(SluicectlCli, ABudgetWithoutOwnerLimitOrSizeIsRefused) {
   ExpectOneLine(Ctl({"budget", "set", "--gpu", "1GiB"}), "whose budget?");
   ExpectOneLine(
       Ctl({"budget", "set", "--job", "a", "--user", "0", "--gpu", "1GiB"}),
@@ -119,12 +119,12 @@ TEST(SluicectlCli, AReservationWithoutAPoolOrASizeIsRefused) {
   ExpectOneLine(reserve({"0GiB", "--gpu", "0"}), "above 0, or 'none'");
 }
 
-TEST(SluicectlCli, APlanThatIsNoNumberIsSaidWithoutADaemon) {
+TEST(SluicectlCli, APlanIdThatIsNoNumberIsRefusedWithoutADaemon) {
   ExpectOneLine(Ctl({"--socket", "/nonexistent/s", "plan", "show", "x"}),
                 "plan 'x' is not a number");
 }
 
-TEST(SluicectlCli, AnAdminSocketThatIsNotThereIsOneClearLine) {
+TEST(SluicectlCli, AMissingAdminSocketIsOneErrorLine) {
   ExpectOneLine(Ctl({"--socket", "/nonexistent/session.sock", "evict", "a"}),
                 "no socket at /nonexistent/admin.sock");
   ExpectOneLine(Ctl({"--admin-socket", "/nonexistent/x", "evict", "a"}),

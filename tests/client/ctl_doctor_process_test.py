@@ -51,7 +51,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(done.returncode, 0 if answer["ok"] else 1)
         return {f["what"]: f for f in answer["findings"]}
 
-    def test_without_a_daemon_that_is_the_problem_and_how_to_start_one(self):
+    def test_a_missing_daemon_is_a_problem_with_a_start_command(self):
         found = self.found()
         self.assertEqual(found["daemon"]["health"], "problem")
         self.assertIn("no socket at", found["daemon"]["said"])
@@ -59,12 +59,12 @@ class Doctor(unittest.TestCase):
                       found["daemon"]["fix"])
         self.assertIn("no sluiced is seen", found["open files"]["said"])
 
-    def test_a_folder_that_is_closed_to_the_user_is_no_obstacle(self):
+    def test_doctor_works_with_a_folder_it_may_not_enter(self):
         os.mkdir(self.run_dir, 0)
         self.addCleanup(os.chmod, self.run_dir, 0o700)
         self.assertEqual(self.found()["daemon"]["health"], "problem")
 
-    def test_a_daemon_is_looked_at_by_its_own_limits(self):
+    def test_limits_are_those_of_the_daemons_process(self):
         before = self.found()
         # Fewer than the descriptors that this test itself may open.
         limit = 1000
@@ -83,7 +83,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(found["store"]["health"], "warning")
         self.assertEqual(list(before), list(found))
 
-    def test_a_keeper_is_seen_by_its_lock_and_its_daemon_by_its_own(self):
+    def test_a_keeper_and_its_daemon_are_found(self):
         self.start(kept=True)
         found = self.found()
         self.assertEqual(found["store"]["said"],
@@ -91,7 +91,7 @@ class Doctor(unittest.TestCase):
         self.assertNotIn("no sluiced is seen", found["open files"]["said"])
         self.assertEqual(found["daemon"]["health"], "ok")
 
-    def test_rights_that_are_too_wide_are_a_problem_until_they_are_mended(self):
+    def test_too_wide_rights_are_a_problem_that_the_fix_mends(self):
         self.start()
         os.chmod(self.run_dir + "/admin.sock", 0o666)
         wide = self.found()["admin socket"]
@@ -99,7 +99,7 @@ class Doctor(unittest.TestCase):
         subprocess.run(wide["fix"], shell=True, check=True)
         self.assertEqual(self.found()["admin socket"]["health"], "ok")
 
-    def test_a_stopped_daemon_is_waited_for_and_told(self):
+    def test_a_stopped_daemon_gets_kill_cont_as_its_fix(self):
         daemon = self.start()
         daemon.send_signal(signal.SIGSTOP)
         found = self.found()
@@ -108,7 +108,7 @@ class Doctor(unittest.TestCase):
         daemon.send_signal(signal.SIGCONT)
         self.assertEqual(self.found()["daemon"]["health"], "ok")
 
-    def test_what_is_to_be_started_again_is_given_what_it_was(self):
+    def test_the_restart_command_keeps_the_daemons_arguments(self):
         """The daemon has its own flags and was started from another folder."""
         folder, name = os.path.split(self.config)
         self.config = name
@@ -118,7 +118,7 @@ class Doctor(unittest.TestCase):
             f"kill {daemon.pid} && sleep 1 && {PROGRAMS}sluiced-keeper "
             f"--runtime-dir {self.run_dir} -- --config {folder}/{name}")
 
-    def test_each_command_that_it_prints_does_what_it_says(self):
+    def test_each_printed_command_mends_its_problem(self):
         """Runs the commands with a user's daemon and the programs of a
         checkout."""
         self.start()
@@ -148,7 +148,7 @@ class Doctor(unittest.TestCase):
         subprocess.run(damaged["fix"], shell=True, check=True)
         self.assertEqual(self.found()["policy file"]["health"], "ok")
 
-    def test_it_is_a_line_per_check_for_people(self):
+    def test_text_output_has_one_line_per_check(self):
         done = self.doctor()
         lines = [line for line in done.stdout.splitlines() if " $ " not in line]
         self.assertEqual(len(lines), len(self.found()))

@@ -1,4 +1,4 @@
-// Tests the doctor on made-up facts: each check fails once.
+// Tests the doctor on made-up facts. Each check fails in at least one case.
 #include <pwd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -269,12 +269,12 @@ std::vector<Case> Cases() {
   };
 }
 
-TEST(Doctor, FindsNothingWhereAllIsWell) {
+TEST(Doctor, AHealthyNodeIsOk) {
   EXPECT_THAT(NotOk(Good()), IsEmpty());
   EXPECT_THAT(NotOk(Kept()), IsEmpty());
 }
 
-TEST(Doctor, EachCheckIsSeenFailingAndSaysWhatMendsIt) {
+TEST(Doctor, EachCheckCanFailAndNamesItsFix) {
   std::set<std::string> failed;
   for (const Case& one : Cases()) {
     SCOPED_TRACE(std::string(one.what) + ": " + one.said);
@@ -292,7 +292,7 @@ TEST(Doctor, EachCheckIsSeenFailingAndSaysWhatMendsIt) {
 }
 
 // These facts look unusual, but need no repair.
-TEST(Doctor, WhatIsNoFaultIsOk) {
+TEST(Doctor, UnusualButHarmlessFactsAreOk) {
   const Case cases[] = {
       {"memory limit",
        [](Facts& f) {
@@ -336,7 +336,7 @@ TEST(Doctor, AMemoryLimitIsRaisedInTheFileThatShowsIt) {
             "grep hierarchical_memory_limit /c/memory.stat");
 }
 
-TEST(Doctor, WithoutADaemonLockedMemoryIsThatOfTheShell) {
+TEST(Doctor, WithoutADaemonTheShellsLockedMemoryIsRaised) {
   Facts facts = Kept();
   facts.process.locked_bytes = 1 << 20;
   EXPECT_EQ(FindingOf(facts, "locked memory").fix,
@@ -347,7 +347,7 @@ TEST(Doctor, WithoutADaemonLockedMemoryIsThatOfTheShell) {
 }
 
 // Guards against reporting one problem twice.
-TEST(Doctor, WithoutADaemonThatAloneIsTheProblem) {
+TEST(Doctor, AMissingDaemonIsTheOnlyProblem) {
   Facts facts = Good();
   facts.daemon = {.reached = absl::NotFoundError("no socket")};
   facts.process.pid.reset();
@@ -359,7 +359,7 @@ TEST(Doctor, WithoutADaemonThatAloneIsTheProblem) {
   EXPECT_THAT(NotOk(facts), ElementsAre("daemon"));
 }
 
-TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
+TEST(Doctor, FixesWithoutSystemdDoNotUseIt) {
   const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
     Facts facts = Kept();
     f(facts);
@@ -403,9 +403,9 @@ TEST(Doctor, WithoutSystemdTheCommandsAreOthers) {
             "sudo kill -HUP 42");
 }
 
-// Guards against a proposed command that starts a daemon of root, which refuses
-// the folder, or a program that is not found.
-TEST(Doctor, ADaemonOfAUserInACheckoutIsThatUsers) {
+// A daemon of root refuses a user's folder. Guards against a fix that starts
+// one, or that names a program outside $PATH.
+TEST(Doctor, FixesForAUsersDaemonRunAsThatUser) {
   const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
     Facts facts = Kept();
     facts.programs = "/opt/s/bin/";
@@ -446,7 +446,7 @@ TEST(Doctor, ARefusalOfThePeerProposesNoChangeOfMode) {
   EXPECT_EQ(FindingOf(facts, "daemon").fix, "");
 }
 
-TEST(Doctor, NobodyIsToJoinTheGroupRoot) {
+TEST(Doctor, NoFixAddsAUserToTheGroupRoot) {
   Facts facts = Kept();
   facts.admin.usable = false;
   facts.admin.group = "root";
@@ -491,7 +491,7 @@ TEST(Doctor, FindsAPortsOwnerInTheKernelsTable) {
   EXPECT_EQ(ToldListener(table, ""), std::nullopt);
 }
 
-TEST(Doctor, RootIsToldNoSudo) {
+TEST(Doctor, FixesForRootContainNoSudo) {
   Facts facts = Kept();
   facts.keeper = false;
   facts.user = "root";
@@ -500,7 +500,7 @@ TEST(Doctor, RootIsToldNoSudo) {
             "--runtime-dir /run/sluice");
 }
 
-TEST(Doctor, AMachineWithoutAGpuIsWell) {
+TEST(Doctor, AMachineWithoutAGpuIsOk) {
   Facts facts = Kept();
   facts.driver = {.fault = "no libcuda.so.1"};
   facts.daemon.driver = "sim";
@@ -537,7 +537,7 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
 }
 
 // Without a daemon the facts describe this process, and a folder that exists.
-TEST(ReadFacts, AreOfThisProcessWhereNoDaemonRuns) {
+TEST(ReadFacts, DescribeThisProcessIfNoDaemonRuns) {
   const testing::TempDir dir;
   std::filesystem::create_directory(dir.File("run"));
   std::ofstream(dir.File("run/session.sock")) << "";
@@ -575,7 +575,7 @@ TEST(ReadFacts, AreOfThisProcessWhereNoDaemonRuns) {
   EXPECT_EQ(facts.admin.seen, Seen::kMissing);
 }
 
-TEST(ToldFacts, LimitsAreTheKernelsColumns) {
+TEST(ToldFacts, LimitsAreReadFromTheKernelsTable) {
   const std::string limits =
       "Limit                     Soft Limit           Hard Limit           "
       "Units"
@@ -591,7 +591,7 @@ TEST(ToldFacts, LimitsAreTheKernelsColumns) {
             std::nullopt);
 }
 
-TEST(ToldFacts, ALocksHolderIsTheOneOfThatFile) {
+TEST(ToldFacts, ALocksHolderIsFoundByDeviceAndInode) {
   const std::string locks =
       "1: POSIX  ADVISORY  WRITE 11 08:01:99 0 EOF\n"
       "2: FLOCK  ADVISORY  WRITE 22 00:2a:99 0 EOF\n"
@@ -602,7 +602,7 @@ TEST(ToldFacts, ALocksHolderIsTheOneOfThatFile) {
   EXPECT_EQ(ToldHolder(locks, 0x2a, 97), 0);
 }
 
-TEST(ToldFacts, AUnitIsWhatSystemctlShows) {
+TEST(ToldFacts, AUnitIsReadFromSystemctlShow) {
   const auto unit = ToldUnit(
       "LoadState=loaded\nActiveState=active\nStatusText=serving\n"
       "FileDescriptorStoreMax=2000\nNFileDescriptorStore=31\n");
@@ -615,14 +615,14 @@ TEST(ToldFacts, AUnitIsWhatSystemctlShows) {
   EXPECT_FALSE(ToldUnit(""));
 }
 
-TEST(ToldFacts, PersistenceIsALinePerGpu) {
+TEST(ToldFacts, PersistenceIsReadForEachGpu) {
   EXPECT_EQ(ToldPersistence("Enabled\nDisabled\n"),
             (std::vector<bool>{true, false}));
   EXPECT_EQ(ToldPersistence("No devices were found\n"), std::nullopt);
   EXPECT_EQ(ToldPersistence(""), std::nullopt);
 }
 
-TEST(ToldFacts, NodesAreLists) {
+TEST(ToldFacts, ListsOfNodesAreParsed) {
   EXPECT_THAT(ParseNodes("0-2,5"), ElementsAre(0, 1, 2, 5));
   EXPECT_THAT(ParseNodes("3"), ElementsAre(3));
   for (const char* wrong : {"", "a", "1-", "2-1", "1,,2", "0-99999"}) {
@@ -630,7 +630,7 @@ TEST(ToldFacts, NodesAreLists) {
   }
 }
 
-TEST(ToldFacts, ASnapshotTellsWhatHostMemoryIs) {
+TEST(ToldFacts, ASnapshotNamesTheKindOfHostMemory) {
   const std::string node =
       R"({"version": "1", "driver": "cuda", "generation": 1, "sessions": 0,
           "host": []%s})";
@@ -649,7 +649,7 @@ TEST(ToldFacts, ASnapshotTellsWhatHostMemoryIs) {
   EXPECT_TRUE(told("").ok());  // an older daemon does not report it
 }
 
-TEST(ToldFacts, AHolderHasWhatItHoldsOnGpusAndHost) {
+TEST(ToldFacts, AHoldersMemoryIsItsGpuAndHostBytes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const DaemonFacts facts,
       ToldDaemon(R"({"version": "1", "driver": "cuda", "generation": 1,
@@ -663,7 +663,7 @@ TEST(ToldFacts, AHolderHasWhatItHoldsOnGpusAndHost) {
   EXPECT_EQ(facts.holders[0].held, Bytes(9));
 }
 
-TEST(ToldFacts, LinksAreCountedByWhoSaysTheirSpeed) {
+TEST(ToldFacts, LinksAreCountedByTheSourceOfTheirSpeed) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const DaemonFacts facts,
       ToldDaemon(R"({"version": "1", "driver": "cuda", "generation": 1,
@@ -678,7 +678,7 @@ TEST(ToldFacts, LinksAreCountedByWhoSaysTheirSpeed) {
   EXPECT_TRUE(facts.measured_waits);
 }
 
-TEST(Doctor, SaysFromWhereLinksHaveTheirSpeedAndHowToMeasureIt) {
+TEST(Doctor, NamesTheSourceOfLinkSpeedsAndHowToMeasure) {
   Facts facts = Good();
   facts.daemon.links = 3;
   EXPECT_EQ(FindingOf(facts, "links").health, Health::kOk);

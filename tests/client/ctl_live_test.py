@@ -58,7 +58,7 @@ class Live(unittest.TestCase):
         self.assertEqual((event["number"], event["kind"]), (1, "drain"))
         self.assertRegex(event["time"], "^20.*Z$")
 
-    def test_following_goes_on_over_the_next_daemon_and_ends_by_ctrl_c(self):
+    def test_follow_survives_a_restart_and_ends_on_ctrl_c(self):
         follows = subprocess.Popen(
             self.words("events", "--follow", "--interval", "0.1"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -83,12 +83,12 @@ class Live(unittest.TestCase):
                         "nothing came")
         return process.stdout.readline()
 
-    def test_a_top_without_a_terminal_is_one_status(self):
+    def test_top_without_a_terminal_prints_one_status(self):
         one = self.said("top")
         self.assertIn("gpu 0", one)
         self.assertNotIn("\x1b", one)
 
-    def test_top_fits_its_terminal_and_leaves_it_as_it_was(self):
+    def test_top_fits_its_terminal_and_restores_it(self):
         pid, terminal = pty.fork()
         if pid == 0:
             os.execv(SLUICECTL, self.words("top", "--interval", "0.1"))

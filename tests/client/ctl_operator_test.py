@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Problems an operator meets on a node with users: full disks, ports in use,
-many administrators at once: ctl_operator_test.py [CLASS] SLUICED SLUICECTL"""
+"""Tests what an operator meets on a node with users, such as a full disk or a
+used port: ctl_operator_test.py [CLASS] SLUICED SLUICECTL"""
 
 import errno
 import json
@@ -94,7 +94,7 @@ class LostOutput(Node):
                 stdout=subprocess.DEVNULL, stderr=full)
         self.assertEqual(done.returncode, 0)
 
-    def test_a_reader_that_is_gone_is_exit_status_1_without_a_word(self):
+    def test_a_closed_pipe_is_exit_status_1_without_a_message(self):
         self.start()
         for command in self.COMMANDS:
             reads, writes = os.pipe()
@@ -103,7 +103,7 @@ class LostOutput(Node):
             os.close(writes)
             self.assertEqual((done.returncode, done.stderr), (1, ""), command)
 
-    def test_a_daemon_serves_on_where_its_ready_line_is_lost(self):
+    def test_a_daemon_serves_on_if_its_ready_line_is_lost(self):
         with open("/dev/full", "w", encoding="ascii") as full:
             daemon = subprocess.Popen(
                 [SLUICED, "--config", self.config, "--runtime-dir",
@@ -123,7 +123,7 @@ class Administrators(Node):
         self.assertEqual(done.stdout.count("\n"), 1)
         return json.loads(done.stdout)
 
-    def test_each_command_has_json_before_or_behind_its_name(self):
+    def test_json_may_stand_before_or_after_a_command(self):
         self.start()
         self.assertEqual(
             self.json_of("drain", "--json", "--reason", "disk"),
@@ -147,7 +147,7 @@ class Administrators(Node):
         done = self.ctl("evict", "none", "--json")
         self.assertEqual((done.returncode, done.stdout), (2, ""))
 
-    def test_a_name_that_nothing_can_have_is_refused(self):
+    def test_an_impossible_name_or_size_is_refused(self):
         self.start()
         for words, said in (
                 (("budget", "set", "--job", "my job", "--gpu", "1GiB"),
@@ -171,7 +171,7 @@ class Administrators(Node):
             self.assertIn(said, done.stderr)
             self.assertEqual(done.stderr.count("\n"), 1)
 
-    def test_32_at_once_all_succeed(self):
+    def test_32_concurrent_commands_all_succeed(self):
         self.start()
         calls = [subprocess.Popen(
             self.words("budget", "set", "--user", str(user), "--host", "1GiB"),
@@ -210,7 +210,7 @@ class MetricsPort(Node):
         answer = json.loads(self.ctl("doctor", "--json").stdout)
         return next(f for f in answer["findings"] if f["what"] == "metrics")
 
-    def test_one_that_is_taken_is_said_and_tried_until_it_is_free(self):
+    def test_a_used_port_is_reported_and_tried_until_it_is_free(self):
         taken = socket.create_server(("127.0.0.1", self.port))
         self.start()
         status = json.loads(self.ctl("status", "--json").stdout)
@@ -225,7 +225,7 @@ class MetricsPort(Node):
         self.soon(lambda: self.finding()["health"] == "ok", "it listens")
         self.assertIn("sluice_http_listening 1\n", self.metrics())
 
-    def test_sums_say_that_the_node_is_drained_and_not_by_whom(self):
+    def test_public_status_hides_the_administrators_name(self):
         self.start()
         self.ctl("drain", "--reason", "secret")
         with urllib.request.urlopen(
@@ -235,7 +235,7 @@ class MetricsPort(Node):
         self.assertEqual((drained["by"], drained["reason"]), ("", ""))
         self.assertGreaterEqual(drained["age_s"], 0)
 
-    def test_one_stays_the_daemons_over_restarts_and_deaths(self):
+    def test_the_port_stays_taken_over_restarts_and_deaths(self):
         keeper = running_sluiced.start(
             self, [SLUICED + "-keeper", "--runtime-dir", self.run_dir, "--",
                    "--config", self.config], end=subprocess.Popen.terminate)
@@ -257,7 +257,7 @@ class MetricsPort(Node):
 
 class Umask(Node):
 
-    def test_of_who_starts_it_keeps_nobody_from_simulated_gpus(self):
+    def test_the_starters_umask_does_not_restrict_others(self):
         self.start(umask=0o077)
         for path, mode in (("", 0o755), ("/sim", 0o755), ("/session.sock", 0o666),
                            ("/sim/node.state", 0o644), ("/sim/gpu0", 0o666)):
@@ -268,7 +268,7 @@ class Umask(Node):
 @unittest.skipIf(os.geteuid() != 0, "another user needs root")
 class AsRoot(Node):
 
-    def test_root_is_told_that_more_exists(self):
+    def test_root_is_told_of_the_admin_flag(self):
         self.start()
         for command in ("status", "jobs", "budget", "events"):
             self.assertIn("sluicectl --admin shows them too\n",

@@ -70,13 +70,13 @@ plan::NodePlan SamplePlan() {
   return plan;
 }
 
-TEST(CtlGolden, Status) {
+TEST(CtlGolden, StatusMatchesItsGoldenFile) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderStatus(Read("snapshot.json")));
   ExpectGolden(text, "status.txt");
 }
 
-TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
+TEST(CtlRender, ADrainedNodeIsReportedFirst) {
   std::string snapshot = Read("snapshot.json");
   snapshot.insert(snapshot.find('{') + 1,
                   R"json("drained": {"by": "root (alice)",
@@ -88,7 +88,7 @@ TEST(CtlRender, ADrainedNodeSaysSoBeforeAllElse) {
                         "\n\nPOOL"));
 }
 
-TEST(CtlRender, AMetricsPortOfAnotherProgramIsSaid) {
+TEST(CtlRender, AUsedMetricsPortIsReported) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["http"] = {{"listen", "127.0.0.1:9435"},
                       {"fault", "cannot listen on 127.0.0.1:9435"}};
@@ -119,7 +119,7 @@ TEST(CtlRender, AProcessWithoutASessionIsNamed) {
 }
 
 // Guards against counting other users' events as "not kept any more".
-TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
+TEST(CtlRender, HiddenEventsDoNotCountAsLost) {
   const auto text = [](int from) {
     const json node = {
         {"generation", 1},
@@ -137,7 +137,7 @@ TEST(CtlRender, EventsThatAreNotShownAreNotMissing) {
 
 // The daemon drops events of the users with the most events first, so numbers
 // have gaps.
-TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
+TEST(CtlRender, LostEventsAreCountedOnce) {
   json node = {
       {"generation", 1}, {"events_from", 8}, {"events", json::array()}};
   for (const int number : {4, 6, 9}) {
@@ -165,8 +165,8 @@ TEST(CtlRender, EventsThatAreMissingAreCountedOnce) {
   EXPECT_EQ(seen.last, 11u) << "event 12 is still to come";
 }
 
-// Guards against output without the kind of host memory, without the memory
-// that ranks hold outside leases, or without the age of a lost GPU's figures.
+// Guards against output without the kind of host memory, memory of ranks
+// outside leases, or the age of a lost GPU's figures.
 TEST(CtlRender, MemoryOutsideLeasesIsShownByPoolAndByRank) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["held_outside_by"] = "contexts";
@@ -233,28 +233,30 @@ TEST(CtlRender, NoLineIsWiderThan80Columns) {
               HasSubstr("memory there, 2 in front\n"));
 }
 
-TEST(CtlGolden, Jobs) {
+TEST(CtlGolden, JobsMatchTheirGoldenFile) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderJobs(Read("snapshot.json")));
   ExpectGolden(text, "jobs.txt");
 }
 
-TEST(CtlGolden, Budgets) {
+TEST(CtlGolden, BudgetsMatchTheirGoldenFile) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string text,
                               RenderBudgets(Read("snapshot.json")));
   ExpectGolden(text, "budgets.txt");
 }
 
-TEST(CtlGolden, Plan) { ExpectGolden(RenderPlan(SamplePlan()), "plan.txt"); }
+TEST(CtlGolden, APlanMatchesItsGoldenFile) {
+  ExpectGolden(RenderPlan(SamplePlan()), "plan.txt");
+}
 
-TEST(CtlGolden, ExplainedPlanTellsEqualRanksOnce) {
+TEST(CtlGolden, AnExplainedPlanPrintsEqualRanksOnce) {
   plan::NodePlan plan = SamplePlan();
   plan.ranks.push_back(plan.ranks[0]);
   plan.ranks[1].rank = Rank(1);
   ExpectGolden(RenderPlan(plan, true), "plan_explain.txt");
 }
 
-TEST(CtlRender, APlacementSaysWhoProvedIt) {
+TEST(CtlRender, APlacementNamesItsProof) {
   const auto explained = [](const char* proved_by, Bytes lower_bound) {
     plan::NodePlan plan = SamplePlan();
     plan.ranks[0].segments.resize(1);
@@ -271,7 +273,7 @@ TEST(CtlRender, APlacementSaysWhoProvedIt) {
 }
 
 // Covers everything that a job's plan may wait for.
-TEST(CtlRender, WhatIsPlannedSaysWhatItWaitsFor) {
+TEST(CtlRender, EachPlanningStateNamesWhatItWaitsFor) {
   json snapshot = json::parse(Read("snapshot.json"));
   const auto text = [&](const char* state, json plan, json others) {
     snapshot["planning"] = {{{"job", "tune"},
@@ -320,14 +322,14 @@ TEST(CtlRender, ASnapshotOfAnotherVersionIsOneClearLine) {
   }
 }
 
-TEST(CtlTable, ColumnsAlignAndNoNameSteersTheTerminal) {
+TEST(CtlTable, ColumnsAlignAndControlCharactersAreReplaced) {
   Table table({"A", ">B"});
   table.Add({"α", "1"});
   table.Add({"x\x1b[2J", "100"});
   EXPECT_EQ(table.Text(), "A        B\nα        1\nx?[2J  100\n");
 }
 
-TEST(CtlTable, ColumnsThatDoNotFitFollowBelowWithTheFirstAgain) {
+TEST(CtlTable, ColumnsThatDoNotFitGoIntoASecondTable) {
   Table table({"KEY", ">ONE", "TEXT"});
   table.Add({"k", "12345", "a text that goes on and on"});
   EXPECT_EQ(table.Text(40, 1),
@@ -337,12 +339,12 @@ TEST(CtlTable, ColumnsThatDoNotFitFollowBelowWithTheFirstAgain) {
             "KEY  TEXT\nk    a text that goes on and on\n");
 }
 
-TEST(CtlTable, LinesAreBrokenBetweenWordsWhereTheyCanBe) {
+TEST(CtlTable, LinesBreakBetweenWordsIfPossible) {
   EXPECT_EQ(Wrapped("one two\n\nαβγδεζη\n", 5), "one\n  two\n\nαβγδε\n  ζη\n");
   EXPECT_EQ(Wrapped("\nab", 5), "\nab");
 }
 
-TEST(CtlFormat, AmountsAreForPeople) {
+TEST(CtlFormat, AmountsAreReadable) {
   EXPECT_EQ(Count(1234567), "1,234,567");
   EXPECT_EQ(Count(999), "999");
   EXPECT_EQ(Count(-1000), "-1,000");

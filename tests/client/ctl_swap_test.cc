@@ -36,7 +36,7 @@ class PlanSwapCli : public ::testing::Test {
     std::ofstream(path) << text;
     return path;
   }
-  // Returns the error line for a node.
+  // Returns the error line that sluicectl prints for the node `text`.
   std::string Refusal(const std::string& text) {
     const ChildResult result = Swap({Write(text), "--json"});
     EXPECT_EQ(result.exit_code, 2) << result.out;
@@ -54,8 +54,7 @@ void ExpectGolden(const std::string& text, const std::string& name) {
   testing::ExpectGolden(text, "tests/client/golden/" + name);
 }
 
-// Returns a node with two ranks like the example's and one rank without a
-// choice.
+// Returns a node with two ranks of the example and one rank without tensors.
 std::string GoldenNode() {
   nlohmann::json node = Example();
   node["ranks"][0]["links"] = {"pcie0"};
@@ -77,7 +76,7 @@ TEST_F(PlanSwapCli, PrintsWhatEachRankDoes) {
   ExpectGolden(Swap({path, "--policy", "memo"}).out, "plan_swap_memo.txt");
 }
 
-TEST_F(PlanSwapCli, JsonHasWhatThePlannerSays) {
+TEST_F(PlanSwapCli, JsonHasThePlannersNumbers) {
   const std::string text = GoldenNode();
   const ChildResult result = Swap({Write(text), "--json"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -108,7 +107,7 @@ TEST_F(PlanSwapCli, JsonHasWhatThePlannerSays) {
   EXPECT_FALSE(json["binding"].empty());
 }
 
-TEST_F(PlanSwapCli, WhatDoesNotFitIsStatusThreeAndNamed) {
+TEST_F(PlanSwapCli, ANodeThatDoesNotFitIsStatusThreeWithTheLimit) {
   nlohmann::json node = Example();
   node["numa"][0]["host_budget_bytes"] = 4e10;
   const std::string path = Write(node.dump());
@@ -130,7 +129,7 @@ TEST_F(PlanSwapCli, WhatDoesNotFitIsStatusThreeAndNamed) {
             1);
 }
 
-TEST_F(PlanSwapCli, ASlowLinkIsNoRefusalAndSaysWhatItCosts) {
+TEST_F(PlanSwapCli, ASlowLinkIsFeasibleAndItsStallIsReported) {
   nlohmann::json node = Example();
   for (auto& link : node["links"]) {
     for (const char* key :
@@ -154,7 +153,7 @@ TEST_F(PlanSwapCli, ASlowLinkIsNoRefusalAndSaysWhatItCosts) {
   EXPECT_EQ(json["ranks"][0]["stall_s"], json["stall_s"]);
 }
 
-TEST_F(PlanSwapCli, LayersThatStaySwapNothing) {
+TEST_F(PlanSwapCli, ResidentLayersSwapNothing) {
   nlohmann::json node = Example();
   node["ranks"][0]["resident_layers"] = node["ranks"][0]["layers"];
   const std::string path = Write(node.dump());
@@ -241,7 +240,7 @@ TEST_F(PlanSwapCli, WrongFieldsAreNamedWithTheirPath) {
   EXPECT_THAT(Refusal(node), HasSubstr("numa[0].id: 0.5 is not a whole"));
 }
 
-TEST_F(PlanSwapCli, WhatIsNoNodeIsOneLine) {
+TEST_F(PlanSwapCli, InputThatIsNoNodeIsOneErrorLine) {
   EXPECT_THAT(Refusal(std::string("{\"links\": [")), HasSubstr("not JSON"));
   EXPECT_THAT(Refusal(std::string("{\"ranks\": NaN}")),
               HasSubstr("NaN at byte 11"));

@@ -20,7 +20,7 @@ using ::sluice::testing::StatusIs;
 
 class EngineTest : public ::testing::Test {
  protected:
-  // `speed`: bytes per second of each direction of the link; 0: no limit.
+  // `speed` is the link's, in bytes per second per direction; 0 is no limit.
   void Start(double speed = 0, CopyEngine::Options options = {}) {
     ASSERT_THAT(
         device::CreateSimNode(directory_.path(),

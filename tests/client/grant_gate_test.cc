@@ -28,7 +28,7 @@ class GrantGateTest : public ::testing::Test {
     return use_.slot.used_bytes[direction].load();
   }
   GrantGate Gate() { return GrantGate(&limits_, kSlot, &use_, &clock_); }
-  // Runs Acquire on a thread. `Returned` tells whether it returned in time.
+  // Runs Acquire on a thread. `Returned` says whether Acquire returned in time.
   class Waiter {
    public:
     Waiter(GrantGate& gate, int direction, Bytes size,
@@ -113,7 +113,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
   limits_.slots[kSlot].bytes_per_second[kH2d] = 1000;
   GrantGate gate = Gate();
   clock_.Advance(kGrantStaleAfter + absl::Nanoseconds(1));
-  gate.Acquire(kH2d, Bytes(100));  // the first passes at once
+  gate.Acquire(kH2d, Bytes(100));  // the first call passes at once
   {
     Waiter waiter(gate, kH2d, Bytes(1'000'000));
     clock_.Advance(absl::Milliseconds(98));
@@ -121,7 +121,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
     clock_.Advance(absl::Milliseconds(3));
     EXPECT_TRUE(waiter.Returned(kLong));
   }
-  // At the last rate this call would wait 1,000 s for the million bytes before.
+  // At the last rate this call would wait 1,000 s for those million bytes.
   Waiter waiter(gate, kH2d, Bytes(1));
   clock_.Advance(kGrantPacedFor - absl::Milliseconds(102));
   EXPECT_FALSE(waiter.Returned(kShort));
@@ -142,7 +142,7 @@ TEST_F(GrantGateTest, BytesCopiedWithoutADaemonDoNotCountAgainstTheRank) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, ADetachedGateLetsWaitersGo) {
+TEST_F(GrantGateTest, DetachEndsAllWaits) {
   GrantGate gate = Gate();
   Waiter waiter(gate, kD2h, Bytes(5));
   EXPECT_FALSE(waiter.Returned(kShort));
@@ -159,7 +159,7 @@ TEST_F(GrantGateTest, ACancelledWaitReturns) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, ADueTimeStaysOnThePageUntilForgetDue) {
+TEST_F(GrantGateTest, ADueTimeStaysInThePageUntilForgetDue) {
   SetLimit(kD2h, 1000);
   GrantGate gate = Gate();
   gate.Acquire(kD2h, Bytes(100));
@@ -177,7 +177,7 @@ TEST_F(GrantGateTest, ADueTimeStaysOnThePageUntilForgetDue) {
   EXPECT_EQ(use_.slot.due_bytes[kD2h].load(), 0u);
 }
 
-TEST_F(GrantGateTest, ConcurrentThreadsGetTheWholeLimitWithoutWaiting) {
+TEST_F(GrantGateTest, ConcurrentThreadsGetTheWholeLimit) {
   constexpr int kThreads = 4, kEach = 1000;
   SetLimit(kH2d, kThreads * kEach);
   GrantGate gate = Gate();

@@ -9,10 +9,9 @@
 namespace sluice::client {
 namespace {
 
-// A lane with copies that end while its host naps.
+// Drives a GrantedAhead with copies that end while AwaitRoom naps.
 class GrantedAheadTest : public ::testing::Test {
  protected:
-  // Adds a running copy.
   void Add() {
     ends_.push_back(std::make_shared<TicketAccess::State>(
         nullptr, device::Event(), device::Stream()));
@@ -24,7 +23,6 @@ class GrantedAheadTest : public ::testing::Test {
     for (; ahead_.HasRoom(); ++added) Add();
     return added;
   }
-  // Ends the `count` oldest running copies.
   void End(size_t count) {
     for (; count > 0; --count)
       ends_[ended_++]->Set(TicketAccess::State::kFailed);
@@ -43,16 +41,18 @@ class GrantedAheadTest : public ::testing::Test {
   GrantedAhead ahead_{[this](auto) { End(std::exchange(end_in_nap_, 0)); }};
 };
 
-TEST_F(GrantedAheadTest, TwoAreAheadAtFirst) { EXPECT_EQ(Fill(), 2u); }
+TEST_F(GrantedAheadTest, TwoCopiesAreGrantedAheadAtFirst) {
+  EXPECT_EQ(Fill(), 2u);
+}
 
-TEST_F(GrantedAheadTest, ALaneThatRanDryInANapTakesTwiceAsManyAhead) {
+TEST_F(GrantedAheadTest, ALaneThatRanDryDoublesItsCopiesAhead) {
   for (const size_t most : {2, 4, 8, 16, 32, 64, 64}) {
     EXPECT_EQ(Fill(), most);
     Await(running());
   }
 }
 
-TEST_F(GrantedAheadTest, ALaneThatRanOnTakesNoMore) {
+TEST_F(GrantedAheadTest, ALaneThatDidNotRunDryAddsNoCopiesAhead) {
   Fill();
   for (int i = 0; i < 10; ++i) {
     Await(1);
@@ -60,7 +60,7 @@ TEST_F(GrantedAheadTest, ALaneThatRanOnTakesNoMore) {
   }
 }
 
-TEST_F(GrantedAheadTest, CalmWaitsTakeFewerAheadAgain) {
+TEST_F(GrantedAheadTest, ManyCalmWaitsHalveTheCopiesAhead) {
   Fill();
   Await(running());
   EXPECT_EQ(Fill(), 4u);

@@ -96,7 +96,7 @@ struct Placed {
   int64_t lower, upper, size, offset;
 };
 
-// Checks the plan by the definition alone, and returns the highest end.
+// Checks that no buffers overlap while both are alive. Returns the highest end.
 int64_t CheckedPeak(const std::string& plan_csv, int64_t align) {
   std::vector<Placed> placed;
   for (const auto& row : Table(plan_csv)) {
@@ -154,7 +154,7 @@ TEST(PlanMemoryCli, JsonIsOneObjectAndNothingElseIsOnStdout) {
   EXPECT_EQ(got["valid"], true);
 }
 
-TEST(PlanMemoryCli, ThePlanHasTheInputsRowsInOrderAndHolds) {
+TEST(PlanMemoryCli, ThePlanHasTheInputsRowsInOrderAndIsValid) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");
   ASSERT_EQ(Plan({Write(dir, "t.csv", kSmall), "-o", plan}).exit_code, 0);
@@ -166,7 +166,7 @@ TEST(PlanMemoryCli, ThePlanHasTheInputsRowsInOrderAndHolds) {
   EXPECT_EQ(CheckedPeak(text, 1), 12);
 }
 
-TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
+TEST(PlanMemoryCli, AlignmentChangesOffsetsButNotSizes) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");
   const ChildResult result = Plan(
@@ -178,9 +178,9 @@ TEST(PlanMemoryCli, AlignmentRoundsThePlanAndNotItsSizes) {
   EXPECT_EQ(Table(Slurp(plan))[0].at("size"), "8");
 }
 
-// 1,025 bytes suffice for buffers of 1 and 513: the proof holds for rounded
-// sizes.
-TEST(PlanMemoryCli, ABoundUnderAnAlignmentIsReportedAsOfRoundedSizes) {
+// Buffers of 1 and 513 bytes fit into 1,025 bytes. The proved bound of 1,536 is
+// for sizes rounded up to 512.
+TEST(PlanMemoryCli, ABoundWithAlignmentIsReportedForRoundedSizes) {
   const TempDir dir;
   const std::string trace =
       Write(dir, "t.csv", "id,lower,upper,size\n1,0,2,1\n2,0,2,513\n");
@@ -192,7 +192,7 @@ TEST(PlanMemoryCli, ABoundUnderAnAlignmentIsReportedAsOfRoundedSizes) {
   EXPECT_EQ(got["align_bytes"], 512);
 }
 
-TEST(PlanMemoryCli, EffortIsANumberOfTimesTheWork) {
+TEST(PlanMemoryCli, EffortMustBeFromOneToAMillion) {
   const TempDir dir;
   const std::string trace = Write(dir, "t.csv", kSmall);
   for (const char* effort : {"3", "1000000"}) {
@@ -205,7 +205,7 @@ TEST(PlanMemoryCli, EffortIsANumberOfTimesTheWork) {
   }
 }
 
-TEST(PlanMemoryCli, AWholeIterationsPlanHoldsFromEachFormat) {
+TEST(PlanMemoryCli, AWholeIterationIsPlannedFromEachFormat) {
   const TempDir dir;
   const plan::Trace trace =
       planner::GenerateIteration(
@@ -238,7 +238,7 @@ TEST(PlanMemoryCli, CapacityDecidesTheExitStatus) {
   EXPECT_EQ(json::parse(not_fits.out)["valid"], true);
 }
 
-// Guards against reading 1MB as 1 MiB, which does not fit into 1,000,000 bytes.
+// Guards against reading 1MB as 1 MiB, which has room for the buffer.
 TEST(PlanMemoryCli, AMegabyteIsAMillionBytes) {
   const TempDir dir;
   const std::string trace =
@@ -259,7 +259,7 @@ TEST(PlanMemoryCli, ThePlanMayGoToStdout) {
   EXPECT_THAT(result.err, HasSubstr("12 bytes"));
 }
 
-TEST(PlanMemoryCli, WordsSayPeakBoundAndProof) {
+TEST(PlanMemoryCli, TextShowsPeakBoundAndProof) {
   const TempDir dir;
   const ChildResult result = Plan({Write(dir, "t.csv", kSmall)});
   EXPECT_EQ(result.exit_code, 0);
@@ -267,7 +267,7 @@ TEST(PlanMemoryCli, WordsSayPeakBoundAndProof) {
   EXPECT_THAT(result.out, HasSubstr("optimal: that much is alive at once"));
 }
 
-TEST(PlanMemoryCli, WhatIsWrongIsOneLineAndNothingIsWritten) {
+TEST(PlanMemoryCli, WrongInputIsOneErrorLineAndWritesNothing) {
   const TempDir dir;
   const std::string good = Write(dir, "t.csv", kSmall);
   const std::string bad =
@@ -296,7 +296,7 @@ TEST(PlanMemoryCli, WhatIsWrongIsOneLineAndNothingIsWritten) {
   ExpectRefusal(Plan({}), "TRACE");
 }
 
-TEST(PlanMemoryCli, TheClockEndsTheRunAndTheResultSaysSo) {
+TEST(PlanMemoryCli, TheTimeLimitEndsTheRunAndIsReported) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");
   const auto start = std::chrono::steady_clock::now();
@@ -312,7 +312,7 @@ TEST(PlanMemoryCli, TheClockEndsTheRunAndTheResultSaysSo) {
   EXPECT_EQ(CheckedPeak(Slurp(plan), 1), got["peak_bytes"]);
 }
 
-// Waits until `process` runs its own program, which handles `signal`.
+// Waits until `process` has a handler for `signal`.
 void AwaitHandlerOf(int signal, pid_t process) {
   const std::string key = "SigCgt:\t";
   for (int i = 0; i < 6000; ++i) {
@@ -349,7 +349,7 @@ TEST(PlanMemoryCli, CtrlCKeepsTheBestPlan) {
   EXPECT_EQ(CheckedPeak(Slurp(plan), 1), got["peak_bytes"]);
 }
 
-TEST(PlanMemoryCli, TheClockOnTheProgressLineGoesOn) {
+TEST(PlanMemoryCli, TheTimeOnTheProgressLineAdvances) {
   const TempDir dir;
   const ChildResult result =
       Plan({Write(dir, "t.csv", Hard()), "--time-limit", "7"});
@@ -364,7 +364,7 @@ TEST(PlanMemoryCli, TheClockOnTheProgressLineGoesOn) {
   EXPECT_GE(times.size(), 2U) << result.err;
 }
 
-TEST(PlanMemoryCli, BeingKilledLeavesNothingBehind) {
+TEST(PlanMemoryCli, AKilledRunLeavesNoFileBehind) {
   const TempDir dir;
   const std::string trace = Write(dir, "t.csv", Hard());
   const std::string plan = Write(dir, "p.csv", "as it was");
@@ -395,7 +395,7 @@ TEST(PlanMemoryCli, AnOutputReplacesTheFileAndKeepsTheUsualMode) {
   EXPECT_EQ(info.st_mode & 0777, 0666 & ~mask);
 }
 
-TEST(PlanMemoryCli, AFullDiskIsAFault) {
+TEST(PlanMemoryCli, AFullDiskIsAnError) {
   const TempDir dir;
   const ChildResult result =
       Plan({Write(dir, "t.csv", kSmall), "-o", "/dev/full"});

@@ -43,8 +43,9 @@ int Count(const std::string& text, const std::string& what) {
   return count;
 }
 
-// Returns buffers of many sizes, with lifetimes from a few units to the whole
-// time, which does not begin at 0. Some are too small to be drawn one by one.
+// Returns buffers of many sizes, some too small to be drawn one by one.
+// Some
+// live for the whole trace, which does not begin at 0.
 planner::NamedTrace Mixed() {
   planner::NamedTrace named;
   for (int k = 0; k < 40; ++k) {
@@ -70,7 +71,7 @@ TEST(PlanSvg, PicturesAgreeWithTheGoldenFiles) {
                         "tests/client/golden/plan_mixed.svg");
 }
 
-TEST(PlanSvg, AFewBuffersAreDrawnNamedAndTold) {
+TEST(PlanSvg, FewBuffersAreDrawnWithTheirNames) {
   const auto named = Staircase(10, 4);
   const std::string svg = PlanSvg(named, PlanOf(named));
   EXPECT_THAT(svg, HasSubstr("Peak 16 KiB, proved optimal"));
@@ -80,7 +81,7 @@ TEST(PlanSvg, AFewBuffersAreDrawnNamedAndTold) {
   EXPECT_EQ(Count(svg, "<title>b"), 10);
 }
 
-TEST(PlanSvg, TheStripShowsWhatIsAliveAtEachTime) {
+TEST(PlanSvg, TheStripShowsBytesAliveOverTime) {
   const auto named = Staircase(10, 4);
   const std::string svg = PlanSvg(named, PlanOf(named));
   std::smatch path;
@@ -89,7 +90,7 @@ TEST(PlanSvg, TheStripShowsWhatIsAliveAtEachTime) {
   EXPECT_EQ(Count(path[1], "V"), 4 + 3 + 1) << "up, down, and to the axis";
 }
 
-TEST(PlanSvg, AxesHavePowersOfTwoOfBytesAndRoundTimes) {
+TEST(PlanSvg, AxesAreLabelledWithRoundBytesAndTimes) {
   const auto named = Staircase(10, 9);  // 36 KiB, 18 units
   const std::string svg = PlanSvg(named, PlanOf(named));
   EXPECT_THAT(svg, HasSubstr(">32 KiB</text>"));
@@ -119,7 +120,7 @@ TEST(PlanSvg, TheSamePlanIsTheSamePicture) {
   EXPECT_EQ(PlanSvg(named, plan), PlanSvg(named, plan));
 }
 
-TEST(PlanSvg, NamesCannotLeaveTheirPlace) {
+TEST(PlanSvg, NamesAreEscaped) {
   auto named = Staircase(3, 2);
   named.names[0] = "</title><script>\"&\x01";
   const std::string svg = PlanSvg(named, PlanOf(named));
@@ -127,7 +128,7 @@ TEST(PlanSvg, NamesCannotLeaveTheirPlace) {
   EXPECT_THAT(svg, HasSubstr("&lt;/title&gt;&lt;script&gt;&quot;&amp;?"));
 }
 
-TEST(PlanSvg, NothingToDrawIsAPictureToo) {
+TEST(PlanSvg, AnEmptyPlanIsAValidPicture) {
   planner::NamedTrace empty;
   const std::string svg = PlanSvg(empty, PlanOf(empty));
   EXPECT_THAT(svg, HasSubstr("Peak 0 B, proved optimal"));
@@ -135,7 +136,7 @@ TEST(PlanSvg, NothingToDrawIsAPictureToo) {
   EXPECT_THAT(svg, Not(HasSubstr("inf")));
 }
 
-TEST(PlanSvg, EveryNumberIsOneThatAViewerReads) {
+TEST(PlanSvg, EveryNumberIsAPlainDecimal) {
   const auto named = Staircase(200, 50);
   const std::string svg = PlanSvg(named, PlanOf(named));
   const std::regex number(" (?:x|y|width|height)=\"([^\"]*)\"");
@@ -146,7 +147,7 @@ TEST(PlanSvg, EveryNumberIsOneThatAViewerReads) {
   }
 }
 
-TEST(PlanSvg, AnyNumberOfBuffersIsAFileThatABrowserOpens) {
+TEST(PlanSvg, ManyBuffersStayBelowTenMegabytes) {
   planner::NamedTrace named;
   planner::MemoryPlan plan;
   std::mt19937 random(1);

@@ -69,8 +69,7 @@ void ScriptedDaemon::Reply(uint64_t id, const wire::Reply& reply,
   packet.set_id(id);
   packet.set_generation(generation_);
   *packet.mutable_reply() = reply;
-  // Like the real daemon, it keeps packets that a slow reader has no room for
-  // yet.
+  // The real daemon queues packets for a slow reader; this one tries again.
   while (absl::IsResourceExhausted(wire::Send(peer_.get(), packet, fds))) {
     sched_yield();
   }

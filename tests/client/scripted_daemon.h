@@ -1,6 +1,6 @@
-// A daemon's end of a session socket that can do what sluiced never does:
-// answer wrongly, late or not at all. Its memory and grant pages are real.
-// (tests/client/integration tests against the real daemon.)
+// A fake daemon that can do what sluiced never does: answer wrongly, late or
+// not at all. Its memory and grant pages are real. (tests/integration/client
+// uses the real daemon.)
 #pragma once
 
 #include <atomic>
@@ -36,9 +36,7 @@ class ScriptedDaemon {
   GrantUse& use() { return *use_; }
   void Beat();
 
-  // These send to the client.
-  //
-  // Thread safety: any thread, once the client has connected.
+  // These send to the client, from any thread, once the client has connected.
   void Reply(uint64_t id, const wire::Reply& reply,
              const std::vector<int>& fds = {});
   void ReplyError(uint64_t id, absl::StatusCode code, const std::string& text);

@@ -19,7 +19,7 @@ class SessionTest : public ::testing::Test {
     SLUICE_ASSERT_OK_AND_ASSIGN(session_, Session::Open(daemon_.options()));
   }
   static bool Soon(const std::function<bool()>& claim) {
-    // Stops calling `claim` once it is true: a claim may have a side effect.
+    // Stops calling `claim` once it is true, as `claim` may have a side effect.
     for (int i = 0; i < 5000; ++i) {
       if (claim()) return true;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

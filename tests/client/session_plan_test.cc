@@ -57,10 +57,10 @@ TEST_F(PlanTest, ThePlanComesAsAnEvent) {
   EXPECT_EQ(got.id, PlanId(3));
 }
 
-// A daemon reads the profile and dies; then another daemon has the session.
+// A daemon dies after it read the profile, and another daemon has the session.
 class TakenOverTest : public PlanTest {
  protected:
-  // Sends the event of a takeover. `plan`: the plan that the dead daemon had
+  // Sends the event of a takeover. `plan` is the plan that the dead daemon
   // announced, or null.
   void TakeOver(const plan::NodePlan* plan) {
     wire::Event event;
@@ -91,7 +91,7 @@ TEST_F(TakenOverTest, AProfileThatTheNextDaemonLacksIsSubmittedAgain) {
   Open();
   auto plan = Ask();
   ASSERT_TRUE(Submitted(1));
-  // A round trip: the reply to the profile has arrived.
+  // The reply to this lease follows the reply to the profile.
   ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   AnswerWith(EmptyPlan());
   TakeOver(nullptr);
@@ -114,8 +114,8 @@ TEST_F(TakenOverTest, AnAnnouncedPlanArrivesWithTheTakeover) {
   EXPECT_EQ(daemon_.count(wire::Request::kSubmitProfile), 1);
 }
 
-// The old plan answers an earlier profile, so the client submits this profile
-// again and gets its own answer.
+// The dead daemon's plan answers an earlier profile, so the client submits this
+// profile again.
 TEST_F(TakenOverTest, AnEarlierPlanDoesNotAnswerALaterProfile) {
   Open();
   std::atomic<int> asked = 0;
@@ -123,7 +123,7 @@ TEST_F(TakenOverTest, AnEarlierPlanDoesNotAnswerALaterProfile) {
   old.id = PlanId(2);
   daemon_.SetScript([&](const wire::Message& m) {
     if (!m.packet.request().has_submit_profile()) return false;
-    if (asked++ == 0) return true;  // it dies before it answers
+    if (asked++ == 0) return true;  // the daemon dies before it answers
     wire::Event event;
     event.mutable_plan_ready()->set_plan_id(3);
     const auto memfd = *wire::ToMemfd("plan", plan::Encode(EmptyPlan()));
@@ -195,7 +195,7 @@ TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
   EXPECT_THAT(session_->AnswerChange(PlanId(9), true, ""), IsOk());
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
   // A daemon that did not receive the answer sends the change again. The client
-  // ignores it, as its answer is on the way.
+  // ignores the repeated change, as its answer is on the way.
   daemon_.SendEvent(event, {memfd.get()});
   ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());
   EXPECT_EQ(session_->ChangedPlan(), nullptr);
@@ -203,7 +203,7 @@ TEST_F(ChangeTest, AChangedPlanStaysUntilItIsAnswered) {
 
 // Guards against a note that is not UTF-8 or is cut within a character: the
 // daemon would end the session.
-TEST_F(ChangeTest, ANoteIsCutAndIsUtf8) {
+TEST_F(ChangeTest, ALongNoteIsCutAndStaysUtf8) {
   Open();
   std::string euros;
   for (int i = 0; i < 171; ++i) euros += "\u20ac";
@@ -253,7 +253,7 @@ TEST_F(PlanTest, APlanWithoutThisRankIsNotAdopted) {
       StatusIs(absl::StatusCode::kInternal, HasSubstr("no part for rank 0")));
 }
 
-TEST_F(PlanTest, AFailedPlansStatusIsTheWorkersReason) {
+TEST_F(PlanTest, AFailedPlanHasTheWorkersReason) {
   Open();
   wire::Event event;
   event.mutable_plan_failed()->set_reason("the worker ran 20 s: killed");

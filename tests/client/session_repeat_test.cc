@@ -1,5 +1,4 @@
-// Tests requests that are answered twice, too late, or not before their daemon
-// died.
+// Tests requests that are answered twice, too late, or only by the next daemon.
 #include <sched.h>
 #include <unistd.h>
 
@@ -49,7 +48,7 @@ TEST_F(SessionTest, AnIncompletelyAnsweredRequestIsRepeatedAfterATakeover) {
     if (!m.packet.request().has_lease()) return false;
     asked.push_back(m.packet.id());
     if (asked.size() > 1) return false;
-    wire::Reply reply;  // the first part; its memory is not kept
+    wire::Reply reply;  // the first of three parts
     reply.mutable_granted()->set_lease_id(77);
     reply.mutable_granted()->set_parts(3);
     reply.mutable_granted()->add_extent_bytes(KiB(64).size());
@@ -131,9 +130,9 @@ TEST_F(SessionTest, StepsOfUnsentReportsAreInTheNextReport) {
   daemon_.SetScript(nullptr);
 }
 
-// Guards against a report that waits behind a call that waits for room in the
-// socket, which may take a minute.
-TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
+// A call may wait a minute for room in the socket. Guards against a report that
+// waits behind that call.
+TEST_F(SessionTest, AReportDoesNotWaitBehindACallThatWaitsForRoom) {
   Open();
   std::atomic<bool> stopped = true;
   daemon_.SetScript([&](const wire::Message&) {
@@ -147,7 +146,7 @@ TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
     EXPECT_THAT(session_->LeaseHost(KiB(64)), IsOk());
     over = true;
   });
-  // By now the call waits for room; if it does not, the test proves nothing.
+  // Gives the call time to start its wait for room.
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   std::thread report([&] {
     EXPECT_THAT(session_->Report({.step = 1}),
@@ -164,13 +163,12 @@ TEST_F(SessionTest, AReportDoesNotStandBehindACallThatFindsNoRoom) {
 
 // Guards against a call that waits its whole timeout twice: for room, and for
 // the answer.
-TEST_F(SessionTest, ACallWaitsForRoomAndForItsAnswerNoLongerThanItsTimeout) {
+TEST_F(SessionTest, TheTimeoutCoversTheWaitForRoomAndForTheAnswer) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(
                                  daemon_.options().socket, [](wire::Message) {},
                                  [](const std::string&) {}));
-  // If the call waited for the timeout after this time, it would exceed the
-  // limit below.
+  // A timeout that starts only after this time would exceed the limit below.
   constexpr auto kRoomAfter = std::chrono::milliseconds(1900);
   std::atomic<bool> stopped = true, deaf = false;
   daemon_.SetScript([&](const wire::Message&) {
@@ -209,7 +207,7 @@ TEST(PendingCalls, PostedRequestsWithoutAnAnswerAreLimited) {
   EXPECT_THAT(calls.Add(request, {}, PendingCalls::Waits::kCaller), IsOk());
 }
 
-TEST(PendingCalls, EachRequestSaysUpToWhichAllAreAnswered) {
+TEST(PendingCalls, EachRequestAcknowledgesEarlierAnswers) {
   PendingCalls calls;
   const auto add = [&] {
     const auto packet = calls.Add({}, {}, PendingCalls::Waits::kCaller);
@@ -234,7 +232,7 @@ TEST(PendingCalls, EachRequestSaysUpToWhichAllAreAnswered) {
   EXPECT_EQ(add(), 4u);
 }
 
-TEST_F(SessionTest, OnlyTheNewestReportsAreSaidAgain) {
+TEST_F(SessionTest, OnlyTheNewestReportsAreRepeated) {
   Open();
   std::atomic<int> heard = 0;
   daemon_.SetScript([&](const wire::Message& m) {
@@ -252,7 +250,7 @@ TEST_F(SessionTest, OnlyTheNewestReportsAreSaidAgain) {
   EXPECT_TRUE(Soon([&] { return heard == PendingCalls::kMostReports; }));
 }
 
-TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {
+TEST_F(SessionTest, ALateLeaseIsFreedOnce) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(
                                  daemon_.options().socket, [](wire::Message) {},
@@ -275,8 +273,9 @@ TEST_F(SessionTest, ALeaseThatCameTooLateIsGivenBackOnce) {
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
-// Guards against a lease that stays in the daemon's queue without its caller.
-TEST_F(SessionTest, ALeaseThatWaitsIsGivenUpWithItsCaller) {
+// Guards against a lease that stays in the daemon's queue after its caller's
+// timeout.
+TEST_F(SessionTest, AWaitingLeaseIsGivenUpAtItsCallersTimeout) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto connection, Connection::Open(
                                  daemon_.options().socket, [](wire::Message) {},

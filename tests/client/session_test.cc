@@ -31,8 +31,8 @@ TEST(SessionOpen, AMissingSocketIsOneClearLine) {
                              HasSubstr("is sluiced running?"))));
 }
 
-// The client checks these without a daemon.
-TEST(SessionOpen, RanksAndWaitsAreRefusedBeyondTheirBorders) {
+// The client checks its options before it connects.
+TEST(SessionOpen, RanksAndWaitsOutOfRangeAreRefused) {
   const auto code = [](auto change) {
     SessionOptions options{.socket = "/nonexistent/s", .job = "j"};
     change(options);
@@ -54,7 +54,7 @@ TEST(SessionOpen, RanksAndWaitsAreRefusedBeyondTheirBorders) {
   EXPECT_EQ(wait(kMost + absl::Milliseconds(1)), kBad);
 }
 
-TEST(FindDevice, AGpuThatThisProcessDoesNotSeeIsRefusedWithThoseItSees) {
+TEST(FindDevice, AnInvisibleGpuIsRefusedWithTheVisibleOnes) {
   const testing::TempDir directory;
   SLUICE_CHECK_OK(device::CreateSimNode(
       directory.File("sim"), {.gpus = {{MiB(1), "pcie0", NumaIndex(0)},
@@ -77,8 +77,8 @@ TEST(FindDevice, AGpuThatThisProcessDoesNotSeeIsRefusedWithThoseItSees) {
                      HasSubstr(devices[0].uuid), HasSubstr(devices[1].uuid))));
 }
 
-// A daemon that dies ends its observers' sessions.
-TEST(QueryNode, AsksThreeTimesMore) {
+// A daemon's death ends the sessions of observers, so QueryNode tries again.
+TEST(QueryNode, TriesThreeTimesMore) {
   const testing::TempDir directory;
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
                               wire::Listen(directory.File("s"), 0600));
@@ -88,7 +88,7 @@ TEST(QueryNode, AsksThreeTimesMore) {
       const UniqueFd peer(accept(listener.get(), nullptr, nullptr));
       if (!peer) return;
       const auto hello = wire::Receive(peer.get());
-      // A daemon of an older protocol would refuse it otherwise.
+      // Without this field a daemon of an older protocol refuses the Hello.
       EXPECT_EQ((*hello)->packet.request().hello().oldest_protocol(),
                 wire::kProtocols.oldest);
       wire::Packet welcome;
@@ -123,7 +123,7 @@ TEST_F(SessionTest, AQueryWithoutItsPlanIsAFault) {
               StatusIs(absl::StatusCode::kInternal));
 }
 
-TEST_F(SessionTest, AQueryWithoutAPlanIsItsText) {
+TEST_F(SessionTest, AQueryReturnsTheSnapshotsText) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const NodeStatus status,
                               QueryNode(daemon_.options().socket));
   EXPECT_EQ(status.json, "{}");
@@ -138,7 +138,7 @@ TEST(SessionOpen, ABadJobNameIsRefusedByTheClient) {
 }
 
 // Guards against an error that says only that the socket was closed.
-TEST(SessionOpen, ARefusalAtAcceptIsTheDaemonsOwnWords) {
+TEST(SessionOpen, ARefusalAtAcceptKeepsTheDaemonsMessage) {
   const testing::TempDir directory;
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
                               wire::Listen(directory.File("s"), 0600));
@@ -168,7 +168,7 @@ TEST(SessionOpen, ARefusalAtAcceptIsTheDaemonsOwnWords) {
   daemon.join();
 }
 
-TEST_F(SessionTest, TellsTheNodesLimits) {
+TEST_F(SessionTest, ReportsTheNodesLimits) {
   Open();
   const NodeLimits limits = session_->limits();
   EXPECT_EQ(limits.driver, "sim");
@@ -178,7 +178,7 @@ TEST_F(SessionTest, TellsTheNodesLimits) {
   EXPECT_EQ(limits.granularity, KiB(64));
 }
 
-TEST_F(SessionTest, ARefusedHelloIsTheDaemonsOwnWords) {
+TEST_F(SessionTest, ARefusedHelloKeepsTheDaemonsMessage) {
   daemon_.SetScript([&](const wire::Message& m) {
     daemon_.ReplyError(m.packet.id(), absl::StatusCode::kPermissionDenied,
                        "no more sessions");
@@ -231,7 +231,7 @@ TEST_F(SessionTest, AForkedChildDoesNotGetTheMemory) {
   EXPECT_FALSE(WIFEXITED(status) && WEXITSTATUS(status) == 42);
 }
 
-TEST_F(SessionTest, ANonPositiveLeaseIsRefusedHere) {
+TEST_F(SessionTest, ANonPositiveLeaseIsRefusedByTheClient) {
   Open();
   EXPECT_THAT(session_->LeaseGpu(Bytes(0)),
               StatusIs(absl::StatusCode::kInvalidArgument));
@@ -335,7 +335,7 @@ TEST_F(SessionTest, AReportDoesNotWaitForItsAnswer) {
       Soon([&] { return daemon_.count(wire::Request::kStepReport) == 1; }));
 }
 
-TEST_F(SessionTest, AReportTellsOnceHowLongMappingTook) {
+TEST_F(SessionTest, MappingTimesAreInOneReportOnly) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, session_->LeaseGpu(KiB(64)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto host, session_->LeaseHost(KiB(64)));
@@ -360,7 +360,7 @@ TEST_F(SessionTest, AReportTellsOnceHowLongMappingTook) {
 
 // Guards against a figure that stays in the sums: the daemon would refuse all
 // later reports, although Report returns OK.
-TEST_F(SessionTest, AFigureThatNoStepCanHaveIsRefusedAndNotCounted) {
+TEST_F(SessionTest, AnImpossibleFigureIsRefusedAndNotCounted) {
   Open();
   std::atomic<int64_t> reports = 0, tokens = 0;
   daemon_.SetScript([&](const wire::Message& m) {
@@ -381,7 +381,7 @@ TEST_F(SessionTest, AFigureThatNoStepCanHaveIsRefusedAndNotCounted) {
   daemon_.SetScript({});
 }
 
-TEST_F(SessionTest, GrantsGoThroughTheSharedPages) {
+TEST_F(SessionTest, GrantsUseTheSharedPages) {
   Open();
   daemon_.Beat();
   daemon_.limits().slots[0].limit_bytes[kD2h] = 100;

@@ -1,4 +1,4 @@
-// The suite's fixture: it runs each test body on every driver.
+// Fixture of the conformance suite, which runs each test on both drivers.
 #pragma once
 
 #include <memory>
@@ -13,13 +13,14 @@
 
 namespace sluice::device {
 
-// "sim" opens the node in `directory`; "cuda" ignores it.
+// `name` is "sim", which opens the node in `directory`, or "cuda", which
+// ignores `directory`.
 absl::StatusOr<std::unique_ptr<Driver>> OpenDriver(
     const std::string& name, const std::string& directory);
 
 class Conformance : public ::testing::TestWithParam<std::string> {
  protected:
-  // Opens the driver, or skips the test with the driver's error as reason.
+  // Opens the driver. Skips the test if cuda cannot be opened.
   void SetUp() override;
 
   // Returns two granules of the placement, a size that every driver accepts.

@@ -16,8 +16,8 @@ using Content = std::vector<std::byte>;
 // Returns `size` bytes that depend on their position and on `seed`.
 Content Pattern(Bytes size, int seed);
 
-// One piece of physical memory, mapped with access from one GPU: its own, or
-// GPU 0 for host memory. Unmaps and releases it on destruction.
+// One piece of physical memory, mapped with access from the GPU that has it, or
+// from GPU 0 for host memory. The destructor unmaps and releases the memory.
 class Mapped {
  public:
   // Maps `memory` and takes ownership of it.
@@ -54,7 +54,7 @@ class Mapped {
   const DeviceIndex gpu_;
 };
 
-// Copies on a stream of its own and waits for the end.
+// Copies on a new stream and waits until the copy is done.
 absl::Status CopyNow(Driver& driver, std::byte* to, const std::byte* from,
                      Bytes size, CopyDirection direction,
                      DeviceIndex gpu = DeviceIndex(0));

@@ -54,7 +54,7 @@ TEST_P(MemoryConformance, AGpuThatIsNotThereIsRefused) {
   EXPECT_THAT(driver_->CreateStream(DeviceIndex(1000)), StatusIs(kBad));
 }
 
-TEST_P(MemoryConformance, MoreThanTheDeviceHasIsExhausted) {
+TEST_P(MemoryConformance, MoreMemoryThanTheGpuHasIsRefused) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MemoryUse use, driver_->Usage(kOnGpu));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes granularity,
                               driver_->Granularity(kOnGpu));
@@ -75,7 +75,7 @@ TEST_P(MemoryConformance, CreatedMemoryIsUsedUntilReleased) {
   EXPECT_LT(after.used, during.used);
 }
 
-TEST_P(MemoryConformance, NoHandleIsRefused) {
+TEST_P(MemoryConformance, AnEmptyHandleIsRefused) {
   EXPECT_THAT(driver_->Release(Memory()), StatusIs(kBad));
   EXPECT_THAT(driver_->Export(Memory()), StatusIs(kBad));
   EXPECT_THAT(driver_->DestroyStream(Stream()), StatusIs(kBad));
@@ -83,7 +83,7 @@ TEST_P(MemoryConformance, NoHandleIsRefused) {
   EXPECT_THAT(driver_->QueryEvent(Event()), StatusIs(kBad));
 }
 
-TEST_P(MemoryConformance, AReleasedHandleIsNoLongerOne) {
+TEST_P(MemoryConformance, AReleasedHandleIsRefused) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnGpu, Size(kOnGpu)));
   ASSERT_THAT(driver_->Release(memory), IsOk());
@@ -91,7 +91,7 @@ TEST_P(MemoryConformance, AReleasedHandleIsNoLongerOne) {
   EXPECT_THAT(driver_->Export(memory), StatusIs(kBad));
 }
 
-TEST_P(MemoryConformance, WhatIsWrittenIsRead) {
+TEST_P(MemoryConformance, MemoryReturnsWhatWasWritten) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     SLUICE_ASSERT_OK_AND_ASSIGN(
         const auto memory, Mapped::Create(driver_.get(), where, Size(where)));
@@ -102,7 +102,7 @@ TEST_P(MemoryConformance, WhatIsWrittenIsRead) {
   }
 }
 
-TEST_P(MemoryConformance, TheCpuTouchesHostMemory) {
+TEST_P(MemoryConformance, TheCpuWritesToMappedHostMemory) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto memory, Mapped::Create(driver_.get(), kOnHost, Size(kOnHost)));
   const Content content = Pattern(Size(kOnHost), 2);
@@ -111,8 +111,8 @@ TEST_P(MemoryConformance, TheCpuTouchesHostMemory) {
   EXPECT_TRUE(read == content);
 }
 
-// Like a lease of several extents: one range, one SetAccess, one copy across
-// all.
+// A lease of several extents is one range, with one SetAccess, and one copy may
+// cross its extents.
 TEST_P(MemoryConformance, ExtentsMapIntoOneRange) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = *driver_->Granularity(where);
@@ -168,7 +168,7 @@ TEST_P(MemoryConformance, MemoryOutlivesItsHandleWhileMapped) {
   ASSERT_THAT(driver_->FreeReservation(address, size), IsOk());
 }
 
-TEST_P(MemoryConformance, MemoryMapsWholeInsideAReservationOnce) {
+TEST_P(MemoryConformance, MemoryIsMappedWholeAndOnceInsideAReservation) {
   const Bytes size = Size(kOnGpu);
   const Bytes half = *driver_->Granularity(kOnGpu);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
@@ -218,9 +218,8 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
   }
 }
 
-// A process that passes imported memory on keeps the received descriptor
-// instead.
-TEST_P(MemoryConformance, WhatWasImportedIsNotExported) {
+// A process passes imported memory on by the descriptor that it received.
+TEST_P(MemoryConformance, ImportedMemoryIsNotExported) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);
     SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made,
@@ -239,7 +238,7 @@ TEST_P(MemoryConformance, WhatWasImportedIsNotExported) {
   }
 }
 
-TEST_P(MemoryConformance, WhoHoldsAnExportIsToldOrSaidToBeUnknown) {
+TEST_P(MemoryConformance, HeldByOthersSeesExportsOrIsUnimplemented) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnHost, Size(kOnHost)));
   if (!driver_->TellsHolders()) {
@@ -266,15 +265,14 @@ TEST_P(MemoryConformance, WhoHoldsAnExportIsToldOrSaidToBeUnknown) {
         Mapped::Map(driver_.get(), import, kOnHost, Size(kOnHost)));
     EXPECT_TRUE(held());
   }
-  // Mapped::Map took ownership of the import.
+  // `mapped` released the import.
   EXPECT_FALSE(held());
   EXPECT_FALSE(held());
   ASSERT_THAT(driver_->Release(memory), IsOk());
 }
 
-// A kept descriptor holds memory beyond the daemon's life, but HeldByOthers
-// does not count it.
-TEST_P(MemoryConformance, WhatIsKeptOutlivesItsHandle) {
+// A kept descriptor lets memory outlive the daemon.
+TEST_P(MemoryConformance, HeldByOthersIgnoresAKeptDescriptor) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnHost, Size(kOnHost)));
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd kept, driver_->Keep(memory));
@@ -288,13 +286,13 @@ TEST_P(MemoryConformance, WhatIsKeptOutlivesItsHandle) {
   EXPECT_THAT(driver_->Keep(memory), StatusIs(kBad));
 }
 
-TEST_P(MemoryConformance, WhatIsNoMemoryIsNotAdopted) {
+TEST_P(MemoryConformance, ADescriptorWithoutMemoryIsNotAdopted) {
   UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_THAT(driver_->Adopt(std::move(null), kOnHost, Size(kOnHost)),
               ::testing::Not(IsOk()));
 }
 
-TEST_P(MemoryConformance, WhatIsNoMemoryIsNotImported) {
+TEST_P(MemoryConformance, ADescriptorWithoutMemoryIsNotImported) {
   const UniqueFd null(open("/dev/null", O_RDWR | O_CLOEXEC));
   EXPECT_FALSE(driver_->Import(null, kOnGpu, Size(kOnGpu)).ok());
   EXPECT_FALSE(driver_->Import(UniqueFd(), kOnGpu, Size(kOnGpu)).ok());

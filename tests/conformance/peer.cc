@@ -178,7 +178,7 @@ int RunPeer(const std::string& driver_name, const std::string& directory,
     return 1;
   }
   const auto driver = OpenDriver(driver_name, directory);
-  // declared after the driver, so destroyed before it
+  // Declared after `driver`, so that it is destroyed first.
   std::unique_ptr<Mapped> mapped;
   PeerRequest request;
   UniqueFd received;

@@ -1,7 +1,7 @@
-// Another process with the same driver, controlled over a socket.
+// A process with a driver of its own, which the test controls over a socket.
 //
-// It runs this same binary with --peer: a forked child of a process that has
-// used the CUDA driver could not use the driver.
+// It runs this same binary with --peer, because a forked child of a process
+// that has used the CUDA driver cannot use that driver.
 #pragma once
 
 #include <memory>
@@ -18,17 +18,17 @@ namespace sluice::device {
 
 class Peer {
  public:
-  // `environment` ("NAME=value") is added to this process's variables.
+  // `environment` ("NAME=value") is added to the inherited variables.
   static absl::StatusOr<std::unique_ptr<Peer>> Start(
       const std::string& driver, const std::string& directory,
       const std::vector<std::string>& environment = {});
 
-  // Import lets the peer import and map the memory behind `fd`; Create lets it
-  // create, map and export memory of its own.
+  // Import lets the peer import and map the memory behind `fd`. Create lets the
+  // peer create, map and export memory of its own.
   absl::Status Import(const UniqueFd& fd, Placement where, Bytes size);
   absl::StatusOr<UniqueFd> Create(Placement where, Bytes size);
-  // Fill writes the pattern of `seed` to the peer's memory. Check compares with
-  // it; DataLoss: it differs.
+  // Fill writes the pattern of `seed` to the peer's memory. Check returns
+  // DataLoss if that memory does not have the pattern.
   absl::Status Fill(int seed);
   absl::Status Check(int seed);
   // Sends SIGKILL, and waits for the peer's end.
@@ -44,8 +44,7 @@ class Peer {
   UniqueFd socket_;
 };
 
-// The main function of the peer process. Takes the driver, directory and socket
-// path.
+// The main function of the peer process.
 int RunPeer(const std::string& driver, const std::string& directory,
             const std::string& socket);
 

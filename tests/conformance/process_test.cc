@@ -16,8 +16,9 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// Returns the environment variable that shows a process only GPU `gpu` of this
-// process. This process may itself be limited by the same variable.
+// Returns "CUDA_VISIBLE_DEVICES=N", which shows a process only the GPU that
+// this process counts as `gpu`, perhaps within a CUDA_VISIBLE_DEVICES of its
+// own.
 std::string SeesOnly(size_t gpu) {
   const std::string name = "CUDA_VISIBLE_DEVICES";
   const char* const told = std::getenv(name.c_str());
@@ -59,10 +60,10 @@ TEST_P(ProcessConformance, TwoProcessesSeeOneMemory) {
   }
 }
 
-// A launcher may show each rank only the rank's own GPU. The rank numbers it 0,
-// whatever its number in the daemon.
+// A launcher may show each rank only the rank's own GPU. The rank then counts
+// that GPU as 0, whatever its number in the daemon.
 TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
-  if (GetParam() != "cuda") return;  // sim's numbers are the node's
+  if (GetParam() != "cuda") return;  // sim counts GPUs alike everywhere
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpus, driver_->Devices());
   const size_t last = gpus.size() - 1;
   const Placement on_last{Placement::Kind::kGpu, last};
@@ -82,15 +83,15 @@ TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
   EXPECT_TRUE(read == Pattern(size, 2));
 }
 
-// The daemon assumes of cuMemGetInfo that it counts the use of all processes,
-// and shared memory once. It subtracts its own memory from the use that a rank
-// reports; ranks hold the rest outside their leases.
-TEST_P(ProcessConformance, UsedIsEverybodysAndWhatIsImportedCountsOnce) {
+// The daemon assumes that cuMemGetInfo counts the memory of all processes, and
+// shared memory once. The daemon counts what a rank reports beyond the daemon's
+// own memory as held outside leases.
+TEST_P(ProcessConformance, UsageCountsAllProcessesAndSharedMemoryOnce) {
   const Bytes size = 4 * Size(kOnGpu);
   const auto used = [&] { return driver_->Usage(kOnGpu)->used; };
   std::vector<std::unique_ptr<Mapped>> memories;
   Bytes before;
-  for (int i = 0; i < 2; ++i) {  // the first round creates the peer's context
+  for (int i = 0; i < 2; ++i) {  // the first round includes the peer's context
     SLUICE_ASSERT_OK_AND_ASSIGN(auto memory,
                                 Mapped::Create(driver_.get(), kOnGpu, size));
     SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd,
@@ -125,7 +126,7 @@ TEST_P(ProcessConformance, AKilledImporterLeavesTheMemoryToItsOwner) {
   EXPECT_THAT(next->Check(4), IsOk());
 }
 
-// The daemon dies. Stored descriptors and ranks with mappings keep the memory.
+// Stored descriptors and ranks' mappings outlive the daemon.
 TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);
@@ -145,7 +146,7 @@ TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
   }
 }
 
-TEST_P(ProcessConformance, WhatAKilledProcessHeldCanBeCreatedAnew) {
+TEST_P(ProcessConformance, MemoryOfAKilledProcessIsFreeAgain) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MemoryUse use, driver_->Usage(kOnGpu));
   const Bytes granularity = *driver_->Granularity(kOnGpu);
   // The size is more than half of the free memory, so two pieces do not fit.
@@ -155,7 +156,7 @@ TEST_P(ProcessConformance, WhatAKilledProcessHeldCanBeCreatedAnew) {
   EXPECT_THAT(driver_->Create(kOnGpu, size),
               StatusIs(absl::StatusCode::kResourceExhausted));
   peer_->Kill();
-  // A real driver may still be cleaning up; the report shows for how long.
+  // NVIDIA's driver may free the memory some time after the process's end.
   const MonotonicClock clock;
   const absl::Time killed = clock.Now();
   const absl::Time deadline = killed + absl::Seconds(10);

@@ -92,7 +92,7 @@ TEST_P(StreamConformance, CopiesOfAStreamRunInOrder) {
   for (size_t i = 0; i < in.size(); ++i) EXPECT_TRUE(Same(*in[i], *out[i]));
 }
 
-TEST_P(StreamConformance, AStreamWaitsForAnothersEvent) {
+TEST_P(StreamConformance, AStreamWaitsForAnEventOfAnotherStream) {
   const auto in = Pinned(1);
   const auto out = Pinned();
   ASSERT_THAT(CopyIn(*in, first_), IsOk());
@@ -111,7 +111,7 @@ TEST_P(StreamConformance, AnEventThatWasNeverRecordedIsComplete) {
   EXPECT_THAT(driver_->SynchronizeStream(first_), IsOk());
 }
 
-TEST_P(StreamConformance, AnEventCompletesWithWhatWasBeforeIt) {
+TEST_P(StreamConformance, AnEventCompletesAfterTheWorkBeforeIt) {
   const auto in = Pinned(2);
   const auto out = Pinned();
   ASSERT_THAT(CopyIn(*in, first_), IsOk());
@@ -123,9 +123,9 @@ TEST_P(StreamConformance, AnEventCompletesWithWhatWasBeforeIt) {
   EXPECT_TRUE(complete);
 }
 
-// A wait refers to the recording that existed when it was enqueued. A later
-// recording on a slow stream must neither delay it nor let it pass early.
-TEST_P(StreamConformance, AWaitKeepsTheRecordingItSaw) {
+// A wait refers to the recording that existed when the wait was enqueued. The
+// later recording, on an idle stream, must not let the wait pass early.
+TEST_P(StreamConformance, ALaterRecordingDoesNotChangeAWait) {
   const auto in = Pinned(3);
   const auto out = Pinned();
   ASSERT_THAT(CopyIn(*in, first_), IsOk());
@@ -139,7 +139,7 @@ TEST_P(StreamConformance, AWaitKeepsTheRecordingItSaw) {
   EXPECT_THAT(driver_->DestroyStream(idle), IsOk());
 }
 
-TEST_P(StreamConformance, TheComputeStreamWaitsAndIsWaitedFor) {
+TEST_P(StreamConformance, ComputeAndCopyStreamsWaitForEachOther) {
   const Stream compute = driver_->ComputeStream(kGpu);
   const auto in = Pinned(4);
   const auto out = Pinned();
@@ -155,8 +155,8 @@ TEST_P(StreamConformance, TheComputeStreamWaitsAndIsWaitedFor) {
   EXPECT_THAT(driver_->DestroyEvent(computed), IsOk());
 }
 
-// Copies host memory that every GPU reaches through each GPU in turn. An event
-// recorded on one GPU's stream delays the next GPU's stream.
+// Copies host memory to each GPU in turn and back. Each GPU's stream waits for
+// the event of the GPU before it.
 TEST_P(StreamConformance, EveryGpuCopiesAndWaitsForTheOthers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto devices, driver_->Devices());
   std::vector<std::unique_ptr<Mapped>> host, on_gpus;
@@ -194,7 +194,7 @@ TEST_P(StreamConformance, EveryGpuCopiesAndWaitsForTheOthers) {
   }
 }
 
-TEST_P(StreamConformance, ADefaultStreamIsAdoptedWhereThereIsOne) {
+TEST_P(StreamConformance, TheDefaultStreamIsAdoptedOnCuda) {
   const auto adopted = driver_->AdoptStream(kGpu, nullptr);
   if (driver_->name() == "sim") {
     EXPECT_THAT(adopted, StatusIs(absl::StatusCode::kUnimplemented));
@@ -226,7 +226,7 @@ TEST_P(StreamConformance, ADestroyedStreamFinishesItsWork) {
   EXPECT_TRUE(Same(*in, *out));
 }
 
-TEST_P(StreamConformance, ADestroyedEventStillHoldsItsWaiters) {
+TEST_P(StreamConformance, AStreamStillWaitsForADestroyedEvent) {
   const auto in = Pinned(6);
   const auto out = Pinned();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
@@ -256,7 +256,7 @@ TEST_P(StreamConformance, CopiesAndHostWaitsAreCounted) {
   EXPECT_EQ(after.stream_synchronize, before.stream_synchronize + 1);
 }
 
-TEST_P(StreamConformance, AFillHasItsPlaceInTheOrderOfItsStream) {
+TEST_P(StreamConformance, FillsAndCopiesOfAStreamRunInOrder) {
   const auto in = Pinned(8);
   const auto out = Pinned();
   const int64_t size = memory_->size().count();
@@ -288,7 +288,7 @@ TEST_P(StreamConformance, HostMemoryIsFilledToo) {
 }
 
 // Events of the compute stream and of a copy stream use the same clock.
-TEST_P(StreamConformance, TimedEventsSayWhatPassedBetweenThem) {
+TEST_P(StreamConformance, TimedEventsMeasureTheTimeBetweenThem) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event before, driver_->CreateTimedEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event between, driver_->CreateTimedEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event after, driver_->CreateTimedEvent());
@@ -323,7 +323,7 @@ TEST_P(StreamConformance, TimedEventsSayWhatPassedBetweenThem) {
   }
 }
 
-TEST_P(StreamConformance, ThereIsNoTimeBeforeBothEventsAreReached) {
+TEST_P(StreamConformance, ElapsedTimeHasNoValueUntilBothEventsAreReached) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event from, driver_->CreateTimedEvent());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event to, driver_->CreateTimedEvent());
   const auto in = Pinned(10);
@@ -335,7 +335,6 @@ TEST_P(StreamConformance, ThereIsNoTimeBeforeBothEventsAreReached) {
   do {
     time = driver_->ElapsedTime(from, to);
     ASSERT_THAT(time, IsOk());
-    // ElapsedTime has no value only while an event is not reached.
     SLUICE_ASSERT_OK_AND_ASSIGN(const bool reached, driver_->QueryEvent(to));
     if (time->has_value()) {
       EXPECT_TRUE(reached);
@@ -385,7 +384,7 @@ TEST_P(StreamConformance, EventsOfTwoGpusHaveNoTimeBetweenThem) {
   ASSERT_THAT(driver_->RecordEvent(there, stream), IsOk());
   EXPECT_THAT(driver_->ElapsedTime(here, there),
               StatusIs(absl::StatusCode::kInvalidArgument));
-  // After it is recorded again, the event belongs to the other stream's GPU.
+  // The new recording moves `there` to the GPU of `first_`.
   ASSERT_THAT(driver_->RecordEvent(there, first_), IsOk());
   ASSERT_THAT(driver_->SynchronizeEvent(there), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto time,
@@ -396,7 +395,7 @@ TEST_P(StreamConformance, EventsOfTwoGpusHaveNoTimeBetweenThem) {
   EXPECT_THAT(driver_->DestroyEvent(there), IsOk());
 }
 
-TEST_P(StreamConformance, AFillOfNothingIsFineAndOfLessIsNot) {
+TEST_P(StreamConformance, AnEmptyFillPassesAndANegativeSizeIsRefused) {
   for (const auto& [to, size, code] :
        {std::tuple{memory_->address(), 0, absl::StatusCode::kOk},
         std::tuple{memory_->address(), -1, absl::StatusCode::kInvalidArgument},
@@ -406,7 +405,7 @@ TEST_P(StreamConformance, AFillOfNothingIsFineAndOfLessIsNot) {
   }
 }
 
-TEST_P(StreamConformance, ACopyOfNothingIsFineAndOfLessIsNot) {
+TEST_P(StreamConformance, AnEmptyCopyPassesAndANegativeSizeIsRefused) {
   EXPECT_THAT(driver_->CopyAsync(memory_->address(), memory_->address(),
                                  Bytes(0), kH2D, first_),
               IsOk());

@@ -30,7 +30,7 @@ class StreamTimerConformance : public Conformance {
     Conformance::TearDown();
   }
 
-  // Lets `length` pass on the host between Begin and End; the stream follows.
+  // Times a span during which the host sleeps for `length`.
   void Span(absl::Duration length) {
     ASSERT_THAT(timer_->Begin(stream_), IsOk());
     ASSERT_THAT(driver_->SynchronizeStream(stream_), IsOk());
@@ -42,10 +42,10 @@ class StreamTimerConformance : public Conformance {
   Stream stream_;
 };
 
-TEST_P(StreamTimerConformance, TellsSpansInOrderWithTheirLengths) {
+TEST_P(StreamTimerConformance, ReportsSpansInOrderWithTheirLengths) {
   const double before_s = MonotonicSeconds();
   ASSERT_THAT(timer_->Align(stream_), IsOk());
-  // The host may have seen the event this much later.
+  // Align reads the host's clock at most this long after its event.
   const double late_s = MonotonicSeconds() - before_s;
   Span(absl::Milliseconds(4));
   Span(absl::ZeroDuration());
@@ -65,14 +65,14 @@ TEST_P(StreamTimerConformance, TellsSpansInOrderWithTheirLengths) {
   EXPECT_FALSE(none.has_value());
 }
 
-TEST_P(StreamTimerConformance, WhatHasNotEndedHasNoTimeAndNothingWaits) {
+TEST_P(StreamTimerConformance, AnUnfinishedSpanHasNoTimeAndNoCallWaits) {
   const CallCounters before = driver_->counters();
   EXPECT_THAT(timer_->End(stream_),
               StatusIs(absl::StatusCode::kFailedPrecondition));
   ASSERT_THAT(timer_->Begin(stream_), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto open, timer_->Next());
   EXPECT_FALSE(open.has_value());
-  // the second Begin abandons this one
+  // The second Begin drops the first.
   ASSERT_THAT(timer_->Begin(stream_), IsOk());
   ASSERT_THAT(timer_->End(stream_), IsOk());
   const CallCounters after = driver_->counters();

@@ -16,7 +16,7 @@ namespace {
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(Config, EmptyFileIsTheDefaults) {
+TEST(Config, AnEmptyFileGivesTheDefaults) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig("", "c.toml"));
   EXPECT_EQ(config.driver, Config::DriverChoice::kAuto);
   EXPECT_EQ(config.sim.gpus, 2);
@@ -162,7 +162,7 @@ TEST(Config, AnErrorIsOneLineWithFileAndLine) {
   }
 }
 
-TEST(Config, CgroupsThatCountByThemselvesAreNamed) {
+TEST(Config, ConfiguredCgroupsCountAsPrincipals) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Config defaults, ParseConfig("", "c.toml"));
   EXPECT_EQ(defaults.cgroups.Of("/kubepods/pod7/c"), "/kubepods/pod7");
   SLUICE_ASSERT_OK_AND_ASSIGN(
@@ -179,7 +179,7 @@ TEST(Config, CgroupsThatCountByThemselvesAreNamed) {
                        HasSubstr("c.toml:2: 'cgroups' 'jobs' is no path")));
 }
 
-TEST(Config, AUsersWeightHasAUserAndLimits) {
+TEST(Config, AUsersWeightNeedsAUidAndIsLimited) {
   const auto refused = [](const std::string& text, const std::string& why) {
     EXPECT_THAT(ParseConfig("[[bandwidth.user]]\n" + text, "c.toml"),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(why)))
@@ -228,7 +228,7 @@ TEST(Config, SizesNeedUnitsAsOnTheCommandLine) {
   EXPECT_EQ(config.job_limits.host, Bytes(1'000'000));
 }
 
-TEST(Config, TwoNamesOfOneSettingTogetherAreRefused) {
+TEST(Config, ASettingGivenByTwoNamesIsRefused) {
   EXPECT_THAT(
       ParseConfig("[pools]\ngpu_bytes = \"1GiB\"\ngpu_memory = \"2GiB\"\n",
                   "c.toml"),

@@ -48,7 +48,7 @@ absl::StatusOr<Node> OpenCuda(const TempDir& root, Config config = {},
   return OpenNode(config, run.path(), root.path());
 }
 
-// Puts both GPUs of the fake, which it numbers 3A and 3B, behind one switch.
+// Puts both GPUs of the fake, on PCI buses 3a and 3b, behind one switch.
 void AddSwitch(const TempDir& root) {
   const std::string devices = root.path() + "/sys/devices/";
   const std::string bus = root.path() + "/sys/bus/pci/devices/";
@@ -99,7 +99,7 @@ TEST(CudaNode, SizesAreMultiplesOfEachKindsGranularity) {
   }
 }
 
-TEST(CudaNode, FollowsTheConfiguration) {
+TEST(CudaNode, TheNodeHasTheConfiguredLimits) {
   const TempDir root;
   Config config;
   config.principal_limits = {GiB(1), GiB(2)};
@@ -131,9 +131,9 @@ TEST(CudaNode, APoolTooSmallForOneExtentIsRefused) {
                        HasSubstr("host_bytes in [pools] leaves a pool of")));
 }
 
-// Guards against a pool of half of the free memory, which does not count memory
-// that jobs hold: a daemon that takes over would have a smaller pool than they
-// hold, and refuse to serve.
+// Guards against a pool of half of the free memory. While jobs hold memory, the
+// next daemon's pool would be smaller than their leases, and that daemon would
+// refuse to serve.
 TEST(CudaNode, TheHostPoolDoesNotDependOnMemoryInUse) {
   const TempDir root;
   WriteMemoryInfo(root, GiB(4), MiB(3800));
@@ -173,7 +173,7 @@ TEST(CudaNode, AGpusPoolLeavesRoomForItsDriver) {
   }
 }
 
-TEST(SimNode, HasTheNodesThatAreConfigured) {
+TEST(SimNode, HasTheConfiguredNumaNodes) {
   const TempDir root, run;
   Config config;
   config.driver = Config::DriverChoice::kSim;
@@ -201,7 +201,7 @@ TEST(CudaNode, ReportsWhyAFallbackKindOfHostMemoryIsUsed) {
                   "itself (the driver offers no HOST_NUMA memory)"));
 }
 
-TEST(CudaNode, MemoryWithoutCoresIsNamedAndLeftOut) {
+TEST(CudaNode, ANumaNodeWithoutCoresIsLeftOutWithAWarning) {
   const TempDir root;
   WriteMemoryInfo(root, GiB(12), GiB(11));
   const std::string node = root.path() + "/sys/devices/system/node/node";
@@ -246,7 +246,7 @@ TEST(CudaNode, OneLostGpuOfEightKeepsItsNumberAndTheOthersAreServed) {
                     EndsWith(": nvidia-smi -q")));
   EXPECT_THAT(node.config.warnings,
               ElementsAre(EndsWith(node.config.gpus[3].fault)));
-  Config config;  // with the link of the lost GPU, measured earlier
+  Config config;  // limits the lost GPU's link
   config.cuda.links = {
       {.name = "pci-0000:3d:00.0", .h2d_bytes_per_second = 20e9}};
   EXPECT_THAT(OpenCuda(root, config, "gpus=8,memory_mib=4096,lose=3").status(),
@@ -257,7 +257,7 @@ TEST(CudaNode, OneLostGpuOfEightKeepsItsNumberAndTheOthersAreServed) {
       StatusIs(absl::StatusCode::kUnavailable, HasSubstr("nvidia-smi -q")));
 }
 
-TEST(CudaNode, ExclusiveGpusAreRefusedWithTheCommandThatChangesIt) {
+TEST(CudaNode, ExclusiveGpusAreRefusedWithTheCommandToRun) {
   const TempDir root;
   EXPECT_THAT(
       OpenCuda(root, {}, "compute_mode=3"),
@@ -279,7 +279,7 @@ class Variable {
   const char* const name_;
 };
 
-TEST(CudaNode, ItServesTheGpusThatCudaVisibleDevicesLeaves) {
+TEST(CudaNode, OnlyGpusInCudaVisibleDevicesAreServed) {
   constexpr char kFrom4On[] =
       "GPU-fafafafa-fafa-fafa-fafa-fafafafafa04,"
       "GPU-fafafafa-fafa-fafa-fafa-fafafafafa05,"
@@ -304,7 +304,7 @@ TEST(CudaNode, ItServesTheGpusThatCudaVisibleDevicesLeaves) {
                              EndsWith(": nvidia-smi -L"))));
 }
 
-TEST(CudaNode, AnInstanceOfAGpuIsAGpuByItsOwnName) {
+TEST(CudaNode, AMigInstanceIsAGpuWithItsOwnUuid) {
   constexpr char kInstances[] = "gpus=2,memory_mib=4096,mig=1";
   constexpr char kSecond[] = "MIG-fafafafa-fafa-fafa-fafa-fafafafafa01";
   const TempDir root;
@@ -335,7 +335,7 @@ TEST(CudaNode, LinksAreReadFromSysfs) {
   EXPECT_THAT(NamesAbove(node, 1),
               ElementsAre("pci-0000:3b:00.0", "pci-0000:38:00.0",
                           "root-0000:37", "numa1"));
-  // Without measured links nothing is limited, and nothing is promised.
+  // Without a configured or measured speed no link is limited.
   for (const LinkSpeed& link : node.config.links) {
     EXPECT_FALSE(IsLimited(link)) << link.name;
   }
@@ -353,7 +353,7 @@ TEST(CudaNode, WithoutSysfsEachGpuHasALinkOfItsOwn) {
               HasSubstr("GPU 1: pci-0000:3b:00.0, not in sysfs"));
 }
 
-TEST(CudaNode, ALinkIsLimitedToWhatTheConfigurationSays) {
+TEST(CudaNode, ALinkHasItsConfiguredLimits) {
   const TempDir root;
   AddSwitch(root);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(R"([cuda]

@@ -38,7 +38,7 @@ void AddPciDevice(const TempDir& root, const std::string& name,
   Write(root, folder + "/class", kind + "\n");
 }
 
-TEST(NvidiaDevice, IsSeenByItsFilesOrOnTheBus) {
+TEST(NvidiaDevice, IsFoundByItsFilesOrOnThePciBus) {
   const TempDir files, loaded, bus;
   Write(files, "/dev/nvidiactl");
   Write(files, "/dev/null");

@@ -153,7 +153,7 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
       "../../../devices/pci0000:3a/0000:3a:00.0/0000:3b:00.0",
       sysfs.Bus() / "0000:52:00.0");
   std::filesystem::create_symlink("nowhere", sysfs.Bus() / "0000:53:00.0");
-  // A folder instead of a symlink: the devices above it are unknown.
+  // This device is no symlink, so the devices above it are unknown.
   std::filesystem::create_directories(sysfs.Bus() / "0000:54:00.0");
   const std::vector<LinkSpeed> links =
       ReadPciLinks({"0000:50:00.0", "0000:51:00.0", "0000:52:00.0",
@@ -168,7 +168,7 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
 
 // Domains of volume managers and of ARM machines are below a platform's folder.
 // Two parts of one GPU have the same address.
-TEST(PciLinks, LongDomainsAndPartsOfOneGpuAreKnown) {
+TEST(PciLinks, LongDomainsAndPartsOfOneGpuAreRead) {
   Sysfs sysfs;
   const std::string gpu = sysfs.Device(
       "LNXSYSTM:00/LNXSYBUS:00/PNP0A08:00/pci10009:00/10009:00:00.0/"

@@ -1,5 +1,5 @@
-// Tests the administrators' settings on disk: written, read back, and files
-// that are refused.
+// Tests that administrators' settings are read back as written, and that bad
+// files are refused.
 #include "daemon/policy_file.h"
 
 #include <fmt/format.h>
@@ -74,8 +74,8 @@ struct Bad {
   const char* why;
 };
 
-// Guards against a late date with half a second that lost a microsecond at each
-// start (found by fuzzing).
+// Guards against a time that loses a microsecond at each start (found by
+// fuzzing).
 TEST(PolicyFile, ATimeStaysTheSameFromStartToStart) {
   const Clocks now = At(1000);
   for (const double unix_s :
@@ -178,8 +178,8 @@ TEST(PolicyFile, AnErrorMessageHasALimitedLength) {
                                ::testing::SizeIs(::testing::Le(1004u)))));
 }
 
-// Guards against a time that was accepted and written as null, which the next
-// daemon refused at its start (found by fuzzing).
+// Guards against accepting a time that is then written as null, which the next
+// daemon refuses (found by fuzzing).
 TEST(PolicyFile, AnImpossibleTimeIsRefused) {
   for (const char* when : {"1e300", "-1e300", "1e13"}) {
     const std::string text = std::string(R"({"sluice_policy": 1, "limits": [],

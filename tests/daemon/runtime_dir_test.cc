@@ -28,7 +28,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(RuntimeLock, IsHeldByOneProcessAndRemovedAfterIt) {
+TEST(RuntimeLock, IsHeldByOneProcessAndItsFileIsRemoved) {
   testing::TempDir directory;
   {
     const auto first = RuntimeLock::Take(directory.path());
@@ -41,7 +41,7 @@ TEST(RuntimeLock, IsHeldByOneProcessAndRemovedAfterIt) {
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
 }
 
-TEST(RuntimeLock, HoldsThoughAllFilesOfTheFolderAreRemoved) {
+TEST(RuntimeLock, HoldsEvenIfItsFileIsRemoved) {
   testing::TempDir directory;
   const RuntimeLock::Of keeper = {"keeper.lock", "sluiced-keeper", false};
   const auto first = RuntimeLock::Take(directory.path());
@@ -53,7 +53,7 @@ TEST(RuntimeLock, HoldsThoughAllFilesOfTheFolderAreRemoved) {
   EXPECT_THAT(RuntimeLock::Take(directory.path(), keeper), IsOk());
 }
 
-TEST(RuntimeLock, ItsFolderIsForEveryUserWhateverTheUmask) {
+TEST(RuntimeLock, MakesAFolderForAllUsersWhateverTheUmask) {
   testing::TempDir directory;
   const std::string made = directory.File("a/b");
   const mode_t before = umask(077);
@@ -98,7 +98,7 @@ TEST(RuntimeLock, IsRefusedInAFolderThatOthersMayWrite) {
   }
   ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
-  // A folder below such a folder is refused too: it could be replaced.
+  // A folder below such a folder is refused too, as others could replace it.
   const std::string inner = directory.File("inner");
   ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
   ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
@@ -148,7 +148,7 @@ class OneUser : public ::testing::Test {
                    const std::string& fault) {
     const auto user = testing::Child::Fork([&] {
       ASSERT_EQ(setresuid(kUser, kUser, kUser), 0);
-      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // lets it write its own maps
+      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // /proc/self is kUser's
       ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
       ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
       while (UserMap::OfThisProcess().mapped == 0) usleep(1000);
@@ -189,9 +189,8 @@ TEST_F(OneUser, IsRefusedIfTheNamespaceMapsTwoUsers) {
   std::filesystem::remove(own);
 }
 
-// Guards against a root daemon that follows a symlink and writes where its
-// maker wants.
-TEST(RuntimeLock, FollowsNoLink) {
+// Guards against a root daemon that writes where another user's symlink points.
+TEST(RuntimeLock, FollowsNoSymlink) {
   testing::TempDir directory;
   const std::string target = directory.File("target");
   ASSERT_EQ(symlink(target.c_str(), directory.File("lock").c_str()), 0);
@@ -199,7 +198,7 @@ TEST(RuntimeLock, FollowsNoLink) {
   EXPECT_FALSE(std::filesystem::exists(target));
 }
 
-TEST(OwnedFolder, GoesWithItsOwnerAndOnlyOnce) {
+TEST(OwnedFolder, IsRemovedOnceWithItsLastOwner) {
   testing::TempDir directory;
   const std::string path = directory.File("sim");
   std::filesystem::create_directories(path);

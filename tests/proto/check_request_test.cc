@@ -42,7 +42,7 @@ TEST(CheckRequest, AnotherProtocolVersionIsRefusedWithBothNumbers) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("protocol 9, this daemon protocol 1: upgrade "
                                  "the daemon")));
-  // A newer client that also speaks this daemon's protocol.
+  // A newer client passes if it also speaks this daemon's protocol.
   HelloOf(message)->set_oldest_protocol(1);
   EXPECT_THAT(CheckRequest(message), IsOk());
 }
@@ -51,7 +51,7 @@ MATCHER_P(Agreed, version, "") {
   return arg.ok() && *arg == static_cast<uint32_t>(version);
 }
 
-TEST(AgreeOnProtocol, ItIsTheNewestThatBothSpeak) {
+TEST(AgreeOnProtocol, ChoosesTheNewestThatBothSpeak) {
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
   EXPECT_THAT(AgreeOnProtocol({1, 1}, {1, 1}), Agreed(1));
   EXPECT_THAT(AgreeOnProtocol({1, 3}, {2, 5}), Agreed(3));
@@ -78,7 +78,7 @@ TEST(CheckRequest, JobNamesArePrintableAndShort) {
   }
 }
 
-TEST(CheckRequest, RanksFitTheirWorld) {
+TEST(CheckRequest, RankAndGpuNumbersMustBeInRange) {
   Message message = HelloMessage();
   HelloOf(message)->set_rank(4);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("0 to 3")));
@@ -134,7 +134,7 @@ TEST(CheckRequest, DescriptorsMustMatchTheRequest) {
   EXPECT_THAT(CheckRequest(message), IsOk());
 }
 
-TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
+TEST(CheckRequest, TimesOfAReportAreFiniteButItsLossMayBeNan) {
   Message message;
   message.packet.set_id(4);
   StepReport* report = message.packet.mutable_request()->mutable_step_report();
@@ -144,7 +144,7 @@ TEST(CheckRequest, ReportsHoldFiniteTimesButMayReportANanLoss) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_seconds(-1);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
-  // Each is finite, but the sum of two would not be.
+  // 1e308 is finite, but a sum of two is not; 3.2e7 is just above the limit.
   for (const double huge : {1e308, 3.2e7}) {
     report->set_seconds(huge);
     EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("seconds")));

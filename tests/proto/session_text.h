@@ -1,4 +1,5 @@
-// The text of session.proto for a message of a class without descriptors.
+// Descriptors for the messages of session.proto. Their protobuf-lite classes
+// have none.
 #pragma once
 
 #include <google/protobuf/message.h>
@@ -7,8 +8,7 @@
 
 namespace sluice::testing {
 
-// Returns `message` with descriptors, which can list its fields and print
-// itself.
+// Returns a copy of `message` that can list its fields and print itself.
 std::unique_ptr<google::protobuf::Message> Described(
     const google::protobuf::MessageLite& message);
 

@@ -34,7 +34,7 @@ TEST(Shortage, AnAnnotatedStatusKeepsItsMark) {
   EXPECT_EQ(status.message().find("save step 3: write x"), 0u);
 }
 
-TEST(Shortage, TheFirstMarkIsTheCause) {
+TEST(Shortage, ALaterMarkDoesNotReplaceTheFirst) {
   const absl::Status status = ErrnoStatus(EMFILE, "map the lease");
   EXPECT_EQ(ShortageOf(Mark(status, Shortage::kGpuMemory)),
             Shortage::kOpenFiles);

@@ -47,12 +47,12 @@ TEST(StepReport, ComesBackFromTheWireAsItWas) {
 TEST(StepReport, NoFieldOfTheMessageIsLeftOut) {
   wire::StepReport sent;
   wire::ToWire(EveryFieldDiffers(), &sent);
-  // A step does not set map_seconds, which the session adds.
+  // Only map_seconds, which the session adds later, is not set.
   EXPECT_EQ(FieldsNotSet(sent), 1);
   EXPECT_EQ(FieldsNotSet(sent.totals()), 0);
 }
 
-TEST(StepTotals, ALostReportsStepsAreInTheNextOne) {
+TEST(StepTotals, TheNextReportIncludesTheStepsOfALostOne) {
   const StepReport step = EveryFieldDiffers();
   StepTotals told, now;
   for (int i = 0; i < 3; ++i) now = Plus(now, step);
@@ -63,7 +63,7 @@ TEST(StepTotals, ALostReportsStepsAreInTheNextOne) {
   EXPECT_EQ(Since(now, Plus(now, step)), Plus({}, step));
 }
 
-TEST(StepTotals, NothingFallsOrGrowsByMoreThanStepsCan) {
+TEST(StepTotals, DifferencesAreNeverNegativeNorAboveTheirLimit) {
   StepTotals most = {.reports = INT64_MAX,
                      .stall_seconds = 1e300,
                      .tokens = INT64_MAX,

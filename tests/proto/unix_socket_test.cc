@@ -31,7 +31,7 @@ TEST(UnixSocket, ATooLongPathIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("107")));
 }
 
-TEST(UnixSocket, HasTheModeAskedForWhateverTheUmask) {
+TEST(UnixSocket, HasTheRequestedModeWhateverTheUmask) {
   const TempDir directory;
   const mode_t before = umask(0077);
   const auto listener = Listen(directory.File("s"), 0666);
@@ -42,7 +42,7 @@ TEST(UnixSocket, HasTheModeAskedForWhateverTheUmask) {
   EXPECT_EQ(info.st_mode & 0777, mode_t{0666});
 }
 
-TEST(UnixSocket, ALiveOneIsNotTakenOver) {
+TEST(UnixSocket, ALiveSocketIsNotTakenOver) {
   const TempDir directory;
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
                               Listen(directory.File("s"), 0600));
@@ -51,7 +51,7 @@ TEST(UnixSocket, ALiveOneIsNotTakenOver) {
       StatusIs(absl::StatusCode::kAlreadyExists, HasSubstr("another daemon")));
 }
 
-TEST(UnixSocket, AStaleOneIsReplaced) {
+TEST(UnixSocket, AStaleSocketIsReplaced) {
   const TempDir directory;
   ASSERT_THAT(Listen(directory.File("s"), 0600), IsOk());  // closed at once
   EXPECT_THAT(Connect(directory.File("s")),

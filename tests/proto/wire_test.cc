@@ -95,7 +95,7 @@ TEST_F(WireTest, TheEndOfThePeerIsNotAFault) {
 TEST_F(WireTest, APacketFromBeforeAResetIsReceived) {
   ASSERT_THAT(Send(right_.get(), GrantedPacket(0)), IsOk());
   ASSERT_THAT(Send(left_.get(), GrantedPacket(0)), IsOk());
-  left_.Reset();  // with a packet unread: that resets its peer
+  left_.Reset();  // an unread packet makes close reset the peer
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto message, Receive(right_.get()));
   ASSERT_TRUE(message.has_value());
   EXPECT_EQ(message->packet.id(), 7u);
@@ -103,7 +103,7 @@ TEST_F(WireTest, APacketFromBeforeAResetIsReceived) {
   EXPECT_FALSE(end.has_value());
 }
 
-// Guards against reporting that as the peer's fault.
+// Guards against reporting this process's limit as the peer's fault.
 TEST_F(WireTest, DescriptorsBeyondTheProcesssLimitAreReportedAsLost) {
 #ifdef SLUICE_SANITIZED
   GTEST_SKIP() << "UBSan reads memory through a pipe, for which there is none";
@@ -118,7 +118,7 @@ TEST_F(WireTest, DescriptorsBeyondTheProcesssLimitAreReportedAsLost) {
   const rlimit full{static_cast<rlim_t>(next.get()), limit.rlim_max};
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &full), 0);
   const auto told =
-      Receive(right_.get(), 0, [](UniqueFd) {});  // the flags of a daemon
+      Receive(right_.get(), 0, [](UniqueFd) {});  // as the daemon receives
   const auto trusted = Receive(right_.get());
   ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
   ASSERT_THAT(told, IsOk());
@@ -127,7 +127,7 @@ TEST_F(WireTest, DescriptorsBeyondTheProcesssLimitAreReportedAsLost) {
   EXPECT_EQ(ShortageOf(trusted.status()), Shortage::kOpenFiles);
 }
 
-TEST_F(WireTest, NothingWaitingIsUnavailableWithoutBlocking) {
+TEST_F(WireTest, ReceiveWithoutAWaitingPacketIsUnavailable) {
   EXPECT_THAT(Receive(right_.get(), MSG_DONTWAIT),
               StatusIs(absl::StatusCode::kUnavailable));
 }

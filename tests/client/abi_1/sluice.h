@@ -1,29 +1,4 @@
-/* FROZEN: client/sluice.h as it was at ABI 1, for tests/client/abi_1.
- *
- * libsluice: a training rank's side of the Sluice daemon, for C and for every
- * language that calls C. (C++: client/session/session.h and
- * client/copy/copy_engine.h.)
- *
- * A session is a connection to the node's daemon. Through it a rank leases
- * GPU and pinned host memory, which is mapped into the process, and copies
- * between the two on copy streams of its own, as fast as the daemon's grants
- * let it. When the process ends, however it does, the daemon takes all back.
- *
- * Units        sizes and offsets are bytes, times seconds.
- * Ownership    what a function gives you in `*out` is yours: end it with the
- *              function named there. Regions and engines may outlive their
- *              session's end only for their own end call; end engines first.
- * Errors       functions return SLUICE_OK (0) or another sluice_status; then
- *              `*out` is NULL or untouched, and sluice_last_error() says in
- *              one line what, which value, which limit, what to do. Null
- *              handles are SLUICE_INVALID_ARGUMENT; end functions ignore NULL.
- * Threads      sessions and regions may be used from any thread. An engine
- *              belongs to one thread at a time: the one that computes.
- *              sluice_last_error() is the calling thread's.
- * Versions     a library serves callers built with its own SLUICE_ABI_VERSION
- *              or an older one; structs start with their size, so that fields
- *              can be added at the end.
- */
+/* FROZEN: the declarations of client/sluice.h at ABI 1, for client.c. */
 #ifndef SLUICE_H_
 #define SLUICE_H_
 
@@ -42,23 +17,22 @@ extern "C" {
 #define SLUICE_API
 #endif
 
-/* The numbers of absl::StatusCode. */
 typedef enum sluice_status {
   SLUICE_OK = 0,
   SLUICE_CANCELLED = 1,
   SLUICE_UNKNOWN = 2,
   SLUICE_INVALID_ARGUMENT = 3,
   SLUICE_DEADLINE_EXCEEDED = 4,
-  SLUICE_NOT_FOUND = 5,      /* no daemon at that socket */
-  SLUICE_ALREADY_EXISTS = 6, /* this rank of the job is attached already */
+  SLUICE_NOT_FOUND = 5,
+  SLUICE_ALREADY_EXISTS = 6,
   SLUICE_PERMISSION_DENIED = 7,
-  SLUICE_RESOURCE_EXHAUSTED = 8, /* over budget, or the pool is empty */
+  SLUICE_RESOURCE_EXHAUSTED = 8,
   SLUICE_FAILED_PRECONDITION = 9,
   SLUICE_ABORTED = 10,
   SLUICE_OUT_OF_RANGE = 11,
-  SLUICE_UNIMPLEMENTED = 12, /* the daemon or the device cannot */
+  SLUICE_UNIMPLEMENTED = 12,
   SLUICE_INTERNAL = 13,
-  SLUICE_UNAVAILABLE = 14, /* daemon, peer or device is gone */
+  SLUICE_UNAVAILABLE = 14,
   SLUICE_DATA_LOSS = 15,
   SLUICE_UNAUTHENTICATED = 16
 } sluice_status;
@@ -67,43 +41,35 @@ typedef struct sluice_session sluice_session;
 typedef struct sluice_region sluice_region;
 typedef struct sluice_engine sluice_engine;
 
-/* The last error of this thread's last failed call; "" before one. Valid until
- * this thread's next call. */
 SLUICE_API const char* sluice_last_error(void);
 
-/* SLUICE_ABI_VERSION of the library that is loaded. */
 SLUICE_API int sluice_abi_version(void);
 
-/* --- sessions -------------------------------------------------------------*/
-
 typedef struct sluice_session_options {
-  size_t size;        /* sizeof(sluice_session_options) */
-  const char* socket; /* NULL: $SLUICE_SOCKET, else /run/sluice/session.sock */
-  const char* job; /* label of the job, at most 64 characters; NULL: default */
+  size_t size;
+  const char* socket;
+  const char* job;
   uint32_t rank;
-  uint32_t world_size;  /* ranks of the job; 0: 1 */
-  uint32_t local_ranks; /* of them on this node; 0: 1 */
-  uint32_t gpu;         /* the node's GPU that this rank uses */
-  /* Copy bandwidth it keeps when the daemon is gone, a direction; 0: none,
-   * then it copies ungated. */
+  uint32_t world_size;
+  uint32_t local_ranks;
+  uint32_t gpu;
+
   double guaranteed_bytes_per_second;
 } sluice_session_options;
 
-/* Opens a session; end it with sluice_session_close. */
 SLUICE_API int sluice_session_open(const sluice_session_options* options,
                                    sluice_session** out);
 
-/* Gives everything back to the daemon. Calls no event handler any more. */
 SLUICE_API void sluice_session_close(sluice_session* session);
 
 typedef struct sluice_limits {
-  size_t size;                 /* in: sizeof(sluice_limits) */
-  uint64_t gpu_total;          /* the pool of the session's GPU */
-  uint64_t gpu_free;           /* when the session opened */
-  uint64_t host_total;         /* the pinned pool of its NUMA node */
-  uint64_t host_free;          /* when the session opened */
-  uint64_t granularity;        /* leases are rounded up to a multiple of it */
-  double h2d_bytes_per_second; /* of the GPU's link, contended; 0: unknown */
+  size_t size;
+  uint64_t gpu_total;
+  uint64_t gpu_free;
+  uint64_t host_total;
+  uint64_t host_free;
+  uint64_t granularity;
+  double h2d_bytes_per_second;
   double d2h_bytes_per_second;
 } sluice_limits;
 
@@ -111,39 +77,27 @@ SLUICE_API int sluice_session_limits(const sluice_session* session,
                                      sluice_limits* out);
 
 typedef enum sluice_event_kind {
-  SLUICE_EVENT_PEER_DIED = 0, /* a rank of this job */
-  SLUICE_EVENT_EVICTED = 1,   /* by the operator: leases end now */
+  SLUICE_EVENT_PEER_DIED = 0,
+  SLUICE_EVENT_EVICTED = 1,
   SLUICE_EVENT_SHUTTING_DOWN = 2,
-  SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone: mappings and copies go on */
-  SLUICE_EVENT_PLAN_CHANGED = 4  /* kept for later: a C session takes no changed
-                                  * plan, each is answered "not taken" for it */
+  SLUICE_EVENT_DISCONNECTED = 3,
+  SLUICE_EVENT_PLAN_CHANGED = 4
 } sluice_event_kind;
 
-/* `detail` is valid during the call only. */
 typedef void (*sluice_event_handler)(void* context, int kind,
                                      const char* detail);
 
-/* Calls `handler` on the session's own thread, where it must not call any
- * function of this library. NULL: no handler. When this returns the former
- * handler is no longer running. */
 SLUICE_API int sluice_session_on_event(sluice_session* session,
                                        sluice_event_handler handler,
                                        void* context);
 
-/* --- plans and reports ----------------------------------------------------*/
-
-/* Submits this rank's profile of one step and waits, at most `timeout`
- * seconds, until all local ranks of the job have submitted theirs and the
- * daemon's worker has solved. Profile and plan are the versioned JSON of
- * proto/plan. A plan whose "infeasible" is not empty is an answer, not an
- * error. End `*plan` with sluice_string_free. */
 SLUICE_API int sluice_session_plan(sluice_session* session, const char* profile,
                                    double timeout, char** plan);
 
 SLUICE_API void sluice_string_free(char* text);
 
 typedef struct sluice_step_report {
-  size_t size; /* sizeof(sluice_step_report) */
+  size_t size;
   uint64_t step;
   double seconds;
   uint64_t host_to_gpu_bytes;
@@ -153,41 +107,29 @@ typedef struct sluice_step_report {
   uint64_t gpu_peak_bytes;
   uint64_t host_peak_bytes;
   uint64_t tokens;
-  double loss;              /* may be NaN */
-  uint64_t plan_mismatches; /* of this step; the daemon adds up */
+  double loss;
+  uint64_t plan_mismatches;
 } sluice_step_report;
 
-/* One step's figures, for operators. Does not wait for the daemon. */
 SLUICE_API int sluice_session_report(sluice_session* session,
                                      const sluice_step_report* report);
 
-/* --- memory ---------------------------------------------------------------*/
-
 typedef enum sluice_memory_kind {
   SLUICE_GPU = 0,
-  SLUICE_HOST = 1 /* pinned, on the GPU's NUMA node */
+  SLUICE_HOST = 1
 } sluice_memory_kind;
 
-/* Leases `bytes`, rounded up to the granularity, and maps them as one range,
- * readable and writable by the GPU and, host memory, by the CPU. A forked
- * child does not get the range. End it with sluice_region_free. */
 SLUICE_API int sluice_region_lease(sluice_session* session, int kind,
                                    uint64_t bytes, sluice_region** out);
 
-/* Unmaps and gives back. No copy may use the range any more. */
 SLUICE_API void sluice_region_free(sluice_region* region);
 
 SLUICE_API void* sluice_region_data(const sluice_region* region);
 SLUICE_API uint64_t sluice_region_size(const sluice_region* region);
 
-/* --- copies ---------------------------------------------------------------*/
-
-/* Starts the two copy streams; end it with sluice_engine_stop. The session
- * must live as long. */
 SLUICE_API int sluice_engine_start(sluice_session* session,
                                    sluice_engine** out);
 
-/* Waits for the copies in flight. Tickets of this engine end with it. */
 SLUICE_API void sluice_engine_stop(sluice_engine* engine);
 
 typedef enum sluice_direction {
@@ -195,44 +137,33 @@ typedef enum sluice_direction {
   SLUICE_GPU_TO_HOST = 1
 } sluice_direction;
 
-/* A point on a stream, of one engine; 0 is reached already. Tickets need not
- * be given back; a ticket that was reached and dropped costs nothing. */
 typedef uint64_t sluice_ticket;
 
-/* Enqueues one copy, in order after the earlier ones of its direction and
- * after the `count` tickets in `after`. Both ranges must stay valid until
- * `*out` is reached. Does not wait. */
 SLUICE_API int sluice_engine_copy(sluice_engine* engine, int direction,
                                   void* to, const void* from, uint64_t bytes,
                                   const sluice_ticket* after, size_t count,
                                   sluice_ticket* out);
 
-/* A ticket reached when all that was computed so far is done: put it into
- * `after` of the copy that takes results away. */
 SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
                                           sluice_ticket* out);
 
-/* What is computed from now on comes after the ticket. On a simulated GPU
- * this waits; on a real one it enqueues the wait. Returns the first failure of
- * any copy of this engine. */
 SLUICE_API int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket);
 
-/* Waits until all copies are done: for the end of a run. */
 SLUICE_API int sluice_engine_drain(sluice_engine* engine);
 
 typedef struct sluice_copy_stats {
-  size_t size; /* in: sizeof(sluice_copy_stats) */
+  size_t size;
   uint64_t host_to_gpu_bytes;
   uint64_t gpu_to_host_bytes;
-  double grant_wait_seconds; /* copies waited for bandwidth */
-  double stall_seconds;      /* compute waited for copies */
+  double grant_wait_seconds;
+  double stall_seconds;
 } sluice_copy_stats;
 
 SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
                                    sluice_copy_stats* out);
 
 #ifdef __cplusplus
-} /* extern "C" */
+}
 #endif
 
-#endif /* SLUICE_H_ */
+#endif

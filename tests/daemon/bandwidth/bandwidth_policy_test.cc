@@ -88,7 +88,6 @@ TEST_F(OneLinkTest, UnusedPromisedBandwidthIsLentAtOnce) {
   EXPECT_NEAR(node.copied(1), 2.1 * kUnit, 1);
 }
 
-// A flow that wants more than its promise gets only what others leave.
 TEST_F(OneLinkTest, AFlowBeyondItsPromiseTakesNothingFromAnothersPromise) {
   Open({0, 1});
   Promise(0, 0.5);
@@ -104,7 +103,8 @@ TEST_F(OneLinkTest, AFlowBeyondItsPromiseTakesNothingFromAnothersPromise) {
   EXPECT_NEAR(node.copied(0), 6 * kUnit, 1);
 }
 
-// A flow borrows for long; it owes nothing when another flow arrives.
+// A flow that borrowed bandwidth for long owes nothing when another flow
+// arrives.
 TEST_F(OneLinkTest, AFlowThatBorrowedDoesNotStarveAfterwards) {
   Open({0, 1});
   Promise(0, 0.5);
@@ -117,7 +117,7 @@ TEST_F(OneLinkTest, AFlowThatBorrowedDoesNotStarveAfterwards) {
   EXPECT_GE(node.copied(1), 2 * kUnit);
 }
 
-TEST_F(OneLinkTest, APromiseIsPartOfAFairShareAndNotBesideIt) {
+TEST_F(OneLinkTest, APromiseIsPartOfAFairShare) {
   Open({0, 1});
   Promise(0, 0.4);
   node.Ask(0, 1000 * kUnit);
@@ -129,7 +129,7 @@ TEST_F(OneLinkTest, APromiseIsPartOfAFairShareAndNotBesideIt) {
 
 // For 100 s flow 1 gets less than a fair share because of flow 0's promise. It
 // then shares evenly with flow 2.
-TEST_F(OneLinkTest, AFlowThatGotLittleForLongIsNotRepaid) {
+TEST_F(OneLinkTest, AFlowThatGotLittleForLongIsNotRepaidLater) {
   Open({0, 1, 2});
   Promise(0, 0.8);
   node.Ask(0, 80 * kUnit);
@@ -142,7 +142,7 @@ TEST_F(OneLinkTest, AFlowThatGotLittleForLongIsNotRepaid) {
   EXPECT_NEAR(node.copied(2), 5 * kUnit, 0.1 * kUnit);
 }
 
-TEST_F(OneLinkTest, AnEndedPromisesBytesDoNotCount) {
+TEST_F(OneLinkTest, BytesOfAnEndedPromiseDoNotCount) {
   Open({0, 1});
   Promise(0, 0.8);
   for (const int flow : {0, 1}) node.Ask(flow, 1000 * kUnit);
@@ -199,7 +199,7 @@ TEST(BandwidthPolicy, DirectionsOfALinkAreIndependent) {
   EXPECT_NEAR(node.copied(1), 2 * kUnit, 1);
 }
 
-TEST(BandwidthPolicy, AnOffloadWithoutAPromiseIsBehindAndDoesNotStarve) {
+TEST(BandwidthPolicy, AnOffloadWithoutAPromiseGetsLessButDoesNotStarve) {
   NodeSimulation node(SharedMemory(), kTick);
   node.Open(0, 1, kD2h);
   node.Open(1, 1, kH2d);
@@ -210,9 +210,8 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseIsBehindAndDoesNotStarve) {
   EXPECT_NEAR(node.copied(1), 8 * kUnit, 1);
 }
 
-// Each channel promises 0.9. In one window all flows may want 20 ms of their
-// rates, and the flows that fill the switch do not make the narrow link's flow
-// late.
+// Each channel promises 0.9 of its capacity. All promised flows want 20 ms of
+// their rates at once, and the flows without a promise fill the switch.
 TEST(BandwidthPolicy, PromisesAreKeptOnEachLinkOfAPath) {
   NodeSimulation node(*Topology::Make({{"switch", 2 * kUnit},
                                        {"gpu0", kUnit, 0, "switch"},

@@ -1,6 +1,6 @@
 // Checks properties over seeded stories of jobs that arrive and leave: no
 // promise is broken, no flow starves, no channel is idle while a flow waits for
-// it (NodeSimulation checks the last one after every window).
+// it (NodeSimulation checks the channels after every window).
 #include <random>
 
 #include "gtest/gtest.h"

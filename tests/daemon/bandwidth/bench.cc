@@ -1,7 +1,7 @@
-// The bandwidth policy in injected time: a rank that fair sharing would make
-// late, 8 GPUs behind 4 switches, 64 GPUs and 1,000 jobs. Only the time is
-// simulated, not the policy, so every figure but the cost of a refill is the
-// same on any machine. bench_sim.h adds figures of a real daemon.
+// Measures the bandwidth policy in injected time, for a rank that fair sharing
+// would make late, 8 GPUs behind 4 switches, and 64 GPUs with 1,000 jobs. Only
+// the time is simulated, not the policy, so every figure but the cost of a
+// refill is the same on any machine. bench_sim.h adds figures of a real daemon.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ namespace {
 
 using bench::Entry;
 
-constexpr absl::Duration kTick = absl::Milliseconds(2);  // of the daemon
+constexpr absl::Duration kTick = absl::Milliseconds(2);  // as in the daemon
 constexpr double kLink = 25e9;                           // about PCIe 4 x16
 
 double Seconds(absl::Time at) {
@@ -53,8 +53,9 @@ JobStoryOptions Node(int gpus, int per_root, double memory) {
   return node;
 }
 
-// 8 ranks copy the same number of bytes in each direction, in copies of 64 MiB,
-// with two requested ahead. Each rank starts a little after the one before it.
+// Measures 8 ranks that copy the same number of bytes in each direction, in
+// copies of 64 MiB, with two requested ahead. The ranks start 1 ms after one
+// another.
 std::vector<Entry> EightGpuRows() {
   constexpr double kCopy = 64 << 20;
   constexpr int kCopies = 640;

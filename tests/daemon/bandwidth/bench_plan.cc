@@ -16,7 +16,7 @@ namespace {
 using bench::Entry;
 
 constexpr double kPlanLink = 25e9;
-constexpr absl::Duration kPlanTick = absl::Milliseconds(2);  // of the daemon
+constexpr absl::Duration kPlanTick = absl::Milliseconds(2);  // as in the daemon
 constexpr absl::Duration kWindow = absl::Milliseconds(100);
 constexpr int kWindows = 200;
 constexpr double kOfLink = 0.6;  // the share of the link that the plan copies

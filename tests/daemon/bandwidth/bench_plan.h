@@ -1,7 +1,5 @@
 // Measures a rank with a plan of tight windows, among ranks that copy all the
 // time.
-//
-// Thread safety: none.
 #pragma once
 
 #include <vector>

@@ -22,10 +22,10 @@ using testing::Child;
 using testing::RunningDaemon;
 
 constexpr int kRanks = 8;
-constexpr double kSwitch = 100e6;  // each direction; slow enough for two cores
+constexpr double kSwitch = 100e6;  // per direction; slow enough for 2 cores
 constexpr Bytes kCopy = MiB(1);
 constexpr int kCopies = 120;
-constexpr double kWarmUp = 1.5;  // seconds; the first windows are free
+constexpr double kWarmUp = 1.5;  // s; past the windows granted at Attach
 
 // Shared by the ranks. Times are seconds of the monotonic clock.
 struct Shared {

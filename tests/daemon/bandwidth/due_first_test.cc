@@ -12,8 +12,8 @@ constexpr double kAll = 1e9;
 
 const std::vector<int> kLeft = {0, 2}, kRight = {1, 2}, kLinkOnly = {0};
 
-// A copy that takes all it can get, and needs `needed` of it within `due`
-// seconds.
+// Returns a copy that takes all bytes it can get, and needs `needed` of them
+// within `due` seconds.
 LentCopy Copy(double needed, double due,
               const std::vector<int>& path = kLinkOnly) {
   return {.path = &path,
@@ -25,15 +25,15 @@ LentCopy Copy(double needed, double due,
           .may = kAll};
 }
 
-// Shares a link that carries 10 per window.
+// Shares a link that carries 10 bytes per window.
 std::vector<double> Share(const std::vector<LentCopy>& copies) {
   std::vector<double> room = {10};
   return ShareToLate(copies, kWindow, room);
 }
 
 TEST(DueFirst, ACopyThatAFairShareServesInTimeGetsNothingExtra) {
-  // At 5 per second each, 20 are done in 5 s, if the current window is not
-  // counted.
+  // A fair share of 5 per second carries 20 by 5 s, as the current window of 1
+  // s does not count.
   EXPECT_THAT(Share({Copy(20, 5), Copy(0, 0)}), ElementsAre(0, 0));
   EXPECT_THAT(Share({Copy(21, 5), Copy(0, 0)}), ElementsAre(10, 0));
   // A copy without a deadline is never late.
@@ -45,7 +45,7 @@ TEST(DueFirst, TheEarliestDeadlineGoesFirst) {
   EXPECT_THAT(Share({Copy(40, -1), Copy(6, 1.2)}), ElementsAre(10, 0));
 }
 
-TEST(DueFirst, AtMostTheDemandAndTheAllowanceAreGiven) {
+TEST(DueFirst, NoMoreThanTheDemandAndTheAllowanceIsLent) {
   std::vector<LentCopy> copies = {Copy(40, 1), Copy(40, 2)};
   copies[0].excess = 3;
   copies[1].may = 2;
@@ -54,7 +54,7 @@ TEST(DueFirst, AtMostTheDemandAndTheAllowanceAreGiven) {
   EXPECT_THAT(Share(copies), ElementsAre(3, 0));
 }
 
-TEST(DueFirst, APromiseOrAWeightMayBeEnough) {
+TEST(DueFirst, ACopyServedByItsPromiseOrWeightBorrowsNothing) {
   std::vector<LentCopy> copies = {Copy(30, 5), Copy(0, 0)};
   EXPECT_THAT(Share(copies), ElementsAre(10, 0));
   copies[0].promised_rate = 8;
@@ -64,7 +64,7 @@ TEST(DueFirst, APromiseOrAWeightMayBeEnough) {
   EXPECT_THAT(Share(copies), ElementsAre(0, 0));
 }
 
-TEST(DueFirst, EveryChannelOfThePathHasRoom) {
+TEST(DueFirst, LentBytesFitIntoEveryChannelOfThePath) {
   std::vector<double> room = {8, 8, 10};
   const auto given =
       ShareToLate({Copy(40, 1, kLeft), Copy(40, 2, kRight)}, kWindow, room);
@@ -72,7 +72,7 @@ TEST(DueFirst, EveryChannelOfThePathHasRoom) {
   EXPECT_THAT(room, ElementsAre(0, 6, 0));
 }
 
-TEST(DueFirst, AWindowWithoutLengthHasNothingToGive) {
+TEST(DueFirst, AnEmptyWindowLendsNothing) {
   std::vector<double> room = {0};
   EXPECT_THAT(ShareToLate({Copy(40, 1)}, 0, room), ElementsAre(0));
 }

@@ -27,7 +27,7 @@ TEST(FairShares, UnusedBandwidthGoesToTheOthers) {
   EXPECT_NEAR(room[0], 0, kNear);
 }
 
-TEST(FairShares, GoByWeight) {
+TEST(FairShares, AreProportionalToWeights) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
   EXPECT_THAT(SharedBytes({{&path, 100, 2}, {&path, 100, 1}}, room),
@@ -56,7 +56,7 @@ TEST(FairShares, ReportsTheLevelAtWhichEachChannelWasFull) {
   EXPECT_THAT(shares.full_at, ElementsAre(kUnlimited, 10));
 }
 
-// Two flows are behind a switch of 30; one is next to it, under a root of 100.
+// Two flows are behind a switch of 30, the third directly under a root of 100.
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};
@@ -73,7 +73,7 @@ TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
 }
 
 // Checks the definition of max-min: a flow that gets less than it wants has a
-// saturated channel on its path on which no flow has more by weight.
+// saturated channel on its path on which no flow has more per weight.
 TEST(FairShares, AreMaxMinOnRandomForests) {
   std::mt19937 random(7);
   const auto pick = [&](int low, int high) {

@@ -10,8 +10,8 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-constexpr double kShortestPeriod = 0.04, kLongestPeriod = 2;
-constexpr double kRoundingBytes = 1;  // in bytes
+constexpr double kShortestPeriod = 0.04, kLongestPeriod = 2;  // seconds
+constexpr double kRoundingBytes = 1;
 
 double Size(const Demand& demand) {
   return static_cast<double>(demand.bytes.count());
@@ -213,8 +213,8 @@ void JobStory::CloseFlow(int id) {
   node_.Close(id);
 }
 
-// Adds to each flow what it would have had since the last change if only the
-// bandwidth that is never promised were shared.
+// Adds to each flow's `entitled` its weighted share, since the last change, of
+// the bandwidth that is never promised.
 void JobStory::Entitle() {
   const double seconds = absl::ToDoubleSeconds(node_.now() - entitled_until_);
   entitled_until_ = node_.now();

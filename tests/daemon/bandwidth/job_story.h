@@ -1,15 +1,15 @@
-// Jobs that arrive at a node, copy, and leave: seeded, in injected time, with
-// the real policy. The story judges promises only by what the jobs requested
-// and got, without looking into the policy.
+// Simulates jobs that arrive at a node, copy, and leave, by a seed, in injected
+// time, with the real policy. The story judges promises only by what the jobs
+// requested and got, without looking into the policy.
 //
 // A job is one rank: two flows on one GPU, one per direction. Its kind:
 //
-//   steady  a demand, promised as a rate if that fits; requests it once per
-//           period, in several copies spread over the period, each due by the
-//           demand
-//   greedy  the same demand, but always has twice as much requested
-//   plain   no promise; always has two copies requested
-//   light   no promise; requests like a steady one
+//   steady  has a demand, promised as a rate if there is room; requests it once
+//           per period, in copies spread over the period, each with the
+//           demand's deadline
+//   greedy  has such a demand, and always twice its bytes requested
+//   plain   has no promise, and always two copies requested
+//   light   has no promise, and requests like a steady job
 #pragma once
 
 #include <cstdint>
@@ -99,8 +99,8 @@ class JobStory {
   void Arrive();
   void OpenFlow(const Flow& flow, int link, int direction);
   void CloseFlow(int id);
-  // Returns whether, with this flow, all links of its path stay within what
-  // they may promise.
+  // Promises the flow its rate if every channel of its path has room for the
+  // promise. Returns whether it did.
   bool Admit(const Flow& flow);
   void Begin(Flow& flow);
   void NextStep(Flow& flow);

@@ -1,11 +1,11 @@
-// A node with copies that run as the bandwidth policy grants them, in injected
-// time. Only the links are simulated, not the policy.
+// Simulates a node with copies that run as the bandwidth policy grants them, in
+// injected time. Only the links are simulated, not the policy.
 //
-// Time advances in windows of at most a tick. A window also ends where the
-// caller has something to do. A copy is done at the end of the window that
-// carried its last byte. After each window the simulation checks that no
-// channel carried more than its capacity, and that a flow that wants more has a
-// saturated channel on its path.
+// Time advances in windows of at most a tick. The last window of RunUntil may
+// be shorter. A copy is done at the end of the window that carried its last
+// byte. After each window the simulation checks that no channel carried more
+// than its capacity, and that a flow that wants more has a saturated channel on
+// its path.
 #pragma once
 
 #include <deque>

@@ -1,6 +1,6 @@
-// Windows of a plan are longer than the period of the promise for them. The
-// tests run the real policy in injected time. A rank requests as the daemon
-// does: at most so much that its limit is 20 ms of its link ahead of its use.
+// Tests that a rate promised for spans of 20 ms also keeps a plan's longer
+// windows, with the real policy in injected time. As in the daemon, a rank's
+// limit is at most 20 ms of its link ahead of its use.
 #include <algorithm>
 #include <array>
 
@@ -42,7 +42,8 @@ class Rank {
   double used_ = 0, limit_ = 0;
 };
 
-// Rank 0 copies `of_link` of each window. Rank 1 is promised the rest of what
+// Returns the number of rank 0's late windows. Rank 0 copies `of_link` of each
+// window. Rank 1 is promised the rest of what
 // may be promised, and ranks 1 to 3 copy all they get.
 int LateWindows(bool promised, double of_link, absl::Duration window) {
   BandwidthPolicy policy(*Topology::Make({{"link", kLink, kLink}}));
@@ -75,11 +76,11 @@ class Windows : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(Windows, ArePastWithoutAPromise) {
+TEST_P(Windows, AreMissedWithoutAPromise) {
   EXPECT_GT(Late(false), kWindows / 2);
 }
 
-TEST_P(Windows, AreMetByTheirRateAlone) { EXPECT_EQ(Late(true), 0); }
+TEST_P(Windows, AreMetWithAPromisedRate) { EXPECT_EQ(Late(true), 0); }
 
 INSTANTIATE_TEST_SUITE_P(Milliseconds, Windows,
                          ::testing::Values(20, 40, 100, 400));

@@ -42,7 +42,7 @@ TEST_F(Borrow, AJobAloneLeasesHalfOfTheOtherNode) {
   EXPECT_TRUE(Lease(alone, 0, MiB(32))) << "its own node's is all its own";
 }
 
-TEST_F(Borrow, TheNextJobLeasesAllThatIsLeftAndNoJobBorrowsBesideIt) {
+TEST_F(Borrow, ASecondJobLeasesTheRestAndEndsBorrowing) {
   const SessionId first = node_.Attach("first", 0);
   ASSERT_TRUE(Lease(first, 1, MiB(8)));
   const SessionId second = node_.Attach("second", 0, 1, 2, 1);

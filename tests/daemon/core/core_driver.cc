@@ -239,7 +239,7 @@ void CoreDriver::CheckTurns() const {
   const absl::Time now = clock.Now();
   Core other(core.config(), now);
   other.Load(core.Save());
-  // an event that has no effect of its own
+  // This event has no effect of its own.
   other.ChangeNotSent(SessionId(), PlanId(), now);
   for (const auto& [place, waiter] : core.waiting().waiters()) {
     if (waiter.for_plan) continue;

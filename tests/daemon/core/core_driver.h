@@ -1,6 +1,6 @@
 // Drives a Core as the service does, without a device or sockets. Extents are
-// made at once (or when the test requests it), everything sent is kept, and the
-// invariants are checked after each event.
+// made at once, or when the test requests it. Sent replies and notices are
+// kept. The invariants are checked after each event.
 #pragma once
 
 #include <functional>
@@ -48,15 +48,15 @@ class CoreDriver {
   // Loads what `ended` saved, and takes over what outlives a daemon.
   void Inherit(const CoreDriver& ended);
 
-  // `process` groups sessions of one process; 0: a process of its own.
+  // Sessions with the same `process` share a process; 0 is a process of its
+  // own.
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0);
-  // Sends a request. Returns the answer; nullopt if none has come yet.
+  // Sends a request. Returns the answer, or nullopt if none has come yet.
   std::optional<Reply> Ask(SessionId id, const Request& body,
                            RequestId request = RequestId());
   SessionId Attach(const std::string& job, int rank, int ranks = 1,
                    uint32_t uid = 1, uint64_t gpu = 0);
-  // Returns the lease, or the refusal's status.
   absl::StatusOr<GrantedReply> Lease(SessionId id, PoolId pool, Bytes size);
   void Die(SessionId id, Exit exit = {Exit::Kind::kSignal, 9});
   // Applies a change as an administrator does.
@@ -67,7 +67,7 @@ class CoreDriver {
   // Answers the oldest query about holders of extents with `held`.
   void AnswerNext();
   void MakeNext(absl::Status status = absl::OkStatus());
-  // Reports so many extents in one event.
+  // Reports the oldest `made.size()` extents in one event.
   void MakeNext(const std::vector<absl::Status>& made);
 
   void operator()(const MakeExtent& e) { to_make.push_back(e.id); }
@@ -124,12 +124,11 @@ class CoreDriver {
   std::set<PlanRoundId> stopped, hurried;
 
  private:
-  // Checks that no lease was granted before the first one that already waited
-  // for the same pool before the event and still does. Reserved and promised
-  // memory is exempt.
+  // Checks that the event granted no lease before an older one that still waits
+  // for the same pool. Reserved and promised memory is exempt.
   void CheckOrder(const CoreState& before) const;
-  // Checks that this core missed no turn: a copy of it, which tries every
-  // waiting lease, grants none.
+  // Checks that a copy of this core, which tries every waiting lease, grants
+  // none.
   void CheckTurns() const;
   // Returns whether `lease` is host memory of a job's plan, or memory for which
   // other jobs made room.

@@ -1,8 +1,7 @@
-// A story of a core: a list of instructions, executed one after the other, with
-// a check of the invariants after each. Instructions are plain numbers, which
-// are reduced to what exists when they are executed. So any list of them is a
-// valid story, also the rest of a failing story after some instructions were
-// removed.
+// Runs a story on a core: a list of instructions, executed one after the other,
+// with a check of the invariants after each. Instructions are plain numbers,
+// taken modulo what exists when they are executed. So any list of instructions
+// is a valid story, also a failing story without some of its instructions.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +48,9 @@ std::string ToText(const Instructions& instructions);
 
 class CoreStory {
  public:
-  // After how many instructions the core's saved form is read and compared, and
-  // after how many its shadow (CoreDriver) is replaced by a new one; 0: never.
+  // After every `save` instructions, another core reads what this one saves and
+  // must save the same. After every `shadow` instructions, the shadow
+  // (CoreDriver) is replaced. 0 is never.
   struct Every {
     int save = 1, shadow = 100;
   };
@@ -62,7 +62,6 @@ class CoreStory {
   // Ends all sessions, and checks that nothing is left.
   void Finish();
 
-  // Sets a function that is called after each event.
   void Watch(std::function<void(Core&)> watch) {
     node_.watch = std::move(watch);
   }
@@ -98,10 +97,10 @@ class CoreStory {
   const Every every_;
   CoreDriver node_;
   int done_ = 0;
-  std::map<SessionId, uint32_t> open_;  // with their users
+  std::map<SessionId, uint32_t> open_;  // with their uids
   std::vector<SessionId> closed_;
-  // The principal of each extent, learnt from the grants alone. An extent that
-  // one principal had must never go to another.
+  // The uid to which each extent was granted. An extent of one principal must
+  // never go to another.
   std::map<ExtentId, uint32_t> owner_;
   int granted_ = 0, changes_ = 0;
 };

@@ -1,5 +1,5 @@
-// Tests the copies of plans: their rates, the promised part, and when the
-// grants learn of it.
+// Tests the rates that copies of plans need, which of them are promised, and
+// when the grants learn of the promises.
 #include "daemon/core/planning/demands.h"
 
 #include <algorithm>
@@ -40,7 +40,7 @@ TEST(Demands, ALayersCopiesAreDueWithinOneLayersCompute) {
   plan::RankProfile profile = *ProfileOf(0, 0);
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
               ElementsAre(MiB(8).count() / 0.6, MiB(8).count() / 0.4));
-  // Bytes that are copied whatever is chosen are added, pass by pass.
+  // Fixed bytes are added to each pass.
   profile.kinds[0].forward_h2d_fixed = MiB(40);
   profile.kinds[0].backward_d2h_fixed = MiB(6);
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
@@ -75,7 +75,7 @@ TEST(Demands, AMustSwapClassIsCopiedAndAFrozenPassHasNoWindow) {
               ElementsAre(0, MiB(16).count() / 0.4));
 }
 
-TEST(Demands, ALinkPromisesNineTenthsInOrderEachDemandWholeOrNotAtAll) {
+TEST(Demands, ALinkPromisesWholeDemandsUpToNineTenths) {
   const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 6), User(2, kAlice, 4),
                                      User(3, kAlice, 3)}),
@@ -124,7 +124,7 @@ class DemandsOfPlans : public Replan {
   }
 };
 
-TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndGoWithTheRank) {
+TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndEndWithTheRank) {
   const int64_t whole = MiB(16).count();
   a = Ask("a");
   EXPECT_THAT(Promises(), IsEmpty());
@@ -140,7 +140,7 @@ TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndGoWithTheRank) {
   EXPECT_FALSE(Shown("b").has_value());
 }
 
-TEST_F(DemandsOfPlans, ChangeWhenTheChangeIsTaken) {
+TEST_F(DemandsOfPlans, ChangeWhenTheRankTakesTheChange) {
   JoinThatWaits();
   const int64_t half = MiB(8).count();
   EXPECT_EQ(Promises().size(), 1u);  // b waits, and a runs by its old plan

@@ -1,6 +1,5 @@
-// Formats an effect as text, so that the effects of two cores can be compared.
-// Each core has its own objects of profiles and plans, so the text has what
-// identifies them.
+// Formats effects as text, so that those of two cores can be compared. Profiles
+// and plans appear by their ids, as each core has objects of its own.
 #pragma once
 
 #include <string>

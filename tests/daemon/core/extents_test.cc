@@ -59,7 +59,7 @@ TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
   EXPECT_THAT(node.Lease(other, Gpu(0), kSmall).status(), IsOk());
 }
 
-TEST(Extents, ALeaseOfAllThatAUserMayHaveWaitsAndOneOfMoreIsRefused) {
+TEST(Extents, ALeaseUpToTheExtentLimitWaitsAndALargerOneFails) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 3}));
   const SessionId other = node.Attach("a", 0, 1, /*uid=*/2);
   ASSERT_THAT(node.Lease(other, Gpu(0), MiB(12)).status(), IsOk());
@@ -72,7 +72,7 @@ TEST(Extents, ALeaseOfAllThatAUserMayHaveWaitsAndOneOfMoreIsRefused) {
   EXPECT_TRUE(is_answered(MiB(16)));
 }
 
-// Guards against a message about a setting that the configuration lacks.
+// Guards against a message that names [quota], which does not set this limit.
 TEST(Extents, ALimitByOpenFilesIsReportedAsThatShortage) {
   CoreDriver node(
       WithExtentLimits({.all = 8, .each = 2, .each_of_open_files = true}));
@@ -199,7 +199,7 @@ TEST(Extents, IdleHostMemoryOutlivesItsUsersLastProcess) {
   EXPECT_THAT(node.extents, SizeIs(0));
 }
 
-TEST(Extents, IdleHostMemoryGoesWhereAnotherUserNeedsTheRoom) {
+TEST(Extents, IdleHostMemoryIsDestroyedForAnotherUsersLease) {
   CoreDriver node(KeepingHost());
   DieWithHost(node, 1, "");
   const SessionId other = AttachIn(node, 2, "");
@@ -207,7 +207,7 @@ TEST(Extents, IdleHostMemoryGoesWhereAnotherUserNeedsTheRoom) {
   EXPECT_THAT(node.destroyed, SizeIs(4));
 }
 
-TEST(Extents, IdleHostMemoryGoesOldestFirstWhereTheMachineNeedsIt) {
+TEST(Extents, TheMachinesNeedDestroysTheOldestIdleHostMemory) {
   CoreDriver node(KeepingHost());
   DieWithHost(node, 1, "");
   EXPECT_EQ(node.core.ledger().IdleHost(), MiB(16));
@@ -217,7 +217,7 @@ TEST(Extents, IdleHostMemoryGoesOldestFirstWhereTheMachineNeedsIt) {
 }
 
 // Guards against memory that a dead pod keeps and no other pod may have.
-TEST(Extents, MemoryOfAnEndedPodIsReleasedAndOfASlurmJobReused) {
+TEST(Extents, AnEndedPodsMemoryIsDestroyedAndASlurmJobsIsReused) {
   constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
   CoreDriver node(KeepingHost());
   DieWithHost(node, 1, "/kubepods/pod1");
@@ -234,7 +234,7 @@ TEST(Extents, MemoryOfAnEndedPodIsReleasedAndOfASlurmJobReused) {
   EXPECT_THAT(node.extents, SizeIs(8));
 }
 
-TEST(Extents, ASlurmJobInheritsNoMoreThanItMayHave) {
+TEST(Extents, ASlurmJobReusesMemoryOnlyUpToItsExtentLimit) {
   constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
   CoreDriver node(
       WithExtentLimits({.each = 6, .host_kept_for = absl::Minutes(10)}));
@@ -259,7 +259,7 @@ TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
   EXPECT_THAT(node.extents, SizeIs(256));
   node.Die(last);
   Tick(node, absl::Seconds(1));
-  // A process of the user that starts soon enough finds them.
+  // A process of the user that starts within 2 s keeps them.
   const SessionId again = node.Attach("a", 0);
   Tick(node, absl::Seconds(3));
   EXPECT_THAT(node.extents, SizeIs(256));

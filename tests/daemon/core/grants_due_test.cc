@@ -22,19 +22,19 @@ uint64_t Units(double units) {
       std::llround(units * kDueRate * absl::ToDoubleSeconds(kT)));
 }
 
-// One direction of ranks on one link. A rank uses all that it is granted, up to
-// the end of its copies.
+// Ranks that copy in one direction of one link. A rank uses all that it is
+// granted, up to the end of its copies.
 class DueLink {
  public:
   explicit DueLink(int ranks) : ranks_(ranks) {
     for (int slot = 0; slot < ranks; ++slot) {
       Rank& rank = ranks_[slot];
       rank.limit = policy.Attach(slot, 0).limit;
-      // The first window is free, and the first rank's is a wide one.
+      // Attach grants the first window, which is wide for the first rank.
       rank.begin = rank.used = rank.end = rank.limit[kH2d];
     }
   }
-  // Adds `bytes` to copy, which compute needs in `due`.
+  // Adds `bytes` to copy, which compute needs after `due`.
   void Copy(int slot, uint64_t bytes, absl::Duration due) {
     ranks_[slot].end += bytes;
     ranks_[slot].due = now_ + due;
@@ -153,7 +153,7 @@ TEST(GrantsDue, LateCopiesAndTheirDelaysAreCounted) {
 }
 
 // Guards against a user that gets ahead of others with each of its many ranks.
-TEST(GrantsDue, RanksOfOneUserTogetherGetAheadOnlyAsFarAsOneMay) {
+TEST(GrantsDue, RanksOfOneUserGetAheadNoFurtherThanOneRank) {
   GrantPolicy policy({{"pcie0", kDueRate, kDueRate}});
   constexpr int kRanks = 21;
   std::map<int, Directions> used;
@@ -176,7 +176,7 @@ TEST(GrantsDue, RanksOfOneUserTogetherGetAheadOnlyAsFarAsOneMay) {
 
 // The deadline lies far in the past, as after a late heartbeat or from before
 // the rank began.
-TEST(GrantsDue, ACopyIsLateForNoLongerThanItWasSeenLate) {
+TEST(GrantsDue, ADelayCountsOnlyFromWhenTheCopyWasSeenLate) {
   DueLink link(1);
   link.lies[0] = {uint64_t{1} << 50, absl::Seconds(-1e9)};
   link.Run(absl::Seconds(1), /*told=*/false);
@@ -192,8 +192,8 @@ TEST(GrantsDue, ALinkOfUnknownSpeedHasNoLateCopies) {
   EXPECT_EQ(policy.late().at(0), LateDirections());
 }
 
-// Three ranks copy all the time without deadlines. One copies in bursts: 0.15
-// of the link, less than its fair share.
+// Three ranks copy all the time without deadlines. A fourth rank copies
+// in bursts that take 0.15 of the link, less than its fair share.
 void RunAmongHungryOnes(DueLink& link, bool told) {
   for (int slot : {1, 2, 3}) {
     link.Copy(slot, kForever, absl::InfiniteDuration());
@@ -217,8 +217,8 @@ TEST(GrantsDue, BandwidthLentToABurstIsReturnedToTheOthers) {
   for (const bool told : {false, true}) {
     DueLink link(4);
     RunAmongHungryOnes(link, told);
-    // The link carried 11 s. The burst took 1.5 units each half second; the
-    // three ranks shared the rest evenly.
+    // The link ran for 11 s. The bursts took 1.5 units each half second, and
+    // the three other ranks shared the rest evenly.
     const double rest =
         (11 * kDueRate - kRounds * static_cast<double>(Units(1.5))) / 3;
     for (int slot : {1, 2, 3}) {
@@ -229,7 +229,7 @@ TEST(GrantsDue, BandwidthLentToABurstIsReturnedToTheOthers) {
 
 // A rank may be ahead of the other by a fixed amount, once, whatever deadline
 // it reports.
-TEST(GrantsDue, AFalseDeadlineGivesABandwidthShareEarlierButNotMoreOfIt) {
+TEST(GrantsDue, AFalseDeadlineGivesBandwidthEarlierButNotMore) {
   for (const absl::Duration due :
        {absl::ZeroDuration(), -absl::InfiniteDuration(), absl::Seconds(-1e9),
         absl::Milliseconds(30)}) {
@@ -257,8 +257,7 @@ TEST(GrantsDue, AFalseDeadlineTakesNothingOfAPromise) {
   EXPECT_GE(RateOf(link, 0), 0.699 * kDueRate);
 }
 
-// Promised bandwidth is not lent: a plan's burst above its promise is in time,
-// and another rank's promise is kept during it.
+// A plan's burst above its promise borrows only bandwidth that is not promised.
 TEST(GrantsDue, ABurstAboveItsPromiseIsInTimeAndOtherPromisesAreKept) {
   for (const bool told : {false, true}) {
     DueLink link(3);

@@ -67,7 +67,7 @@ class Link {
 TEST(Grants, RankAloneGetsTheWholeLink) {
   Link link;
   link.Attach(0);
-  link.Run(absl::Seconds(1));  // the first window is free
+  link.Run(absl::Seconds(1));  // past the window granted at Attach
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);
@@ -200,7 +200,7 @@ TEST(Grants, APromisedRateIsKeptAmongBusyRanks) {
 }
 
 // Three ranks copy all the time, and one has a plan that needs 0.7 of the link
-// to the GPU. Fair shares would make it late; the promise does not.
+// to the GPU. Fair shares would make that rank late.
 TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   Link link;
   for (int slot : {0, 1, 2, 3}) link.Attach(slot);
@@ -223,8 +223,8 @@ TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   EXPECT_NEAR(rate(), kRate / 4, kRate / 100);
 }
 
-// The ended rank's promise counts until the link has carried what it was
-// granted.
+// An ended rank's promise counts until the link has carried the bytes granted
+// to that rank.
 TEST(Grants, APromiseIsKeptAfterAnotherOneHasEnded) {
   Link link;
   for (int slot : {1, 2}) link.Attach(slot);
@@ -284,8 +284,8 @@ TEST(Grants, RanksBehindOneSwitchShareIt) {
     EXPECT_NEAR(static_cast<double>(link.rate[slot][kH2d]), kRate / 2,
                 kRate / 50);
   }
-  // The other rank gets the bandwidth that one leaves, up to its own link's
-  // speed.
+  // Rank 1 gets the bandwidth that rank 0 leaves, up to the speed of rank 1's
+  // link.
   link.Run(absl::Seconds(1), {{0, 0.1 * kRate}});
   before = link.used;
   link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
@@ -402,7 +402,7 @@ TEST(Grants, APromiseIsPartOfTheEvenShareNotAddedToIt) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), kRate / 2, kRate / 50);
 }
 
-TEST(Grants, TheReportedRateIsABusyRanksRateAlsoForAnIdleRank) {
+TEST(Grants, AnIdleRanksReportedRateIsThatOfABusyRank) {
   Link link;
   link.Attach(0);
   link.Attach(1);
@@ -411,7 +411,7 @@ TEST(Grants, TheReportedRateIsABusyRanksRateAlsoForAnIdleRank) {
   EXPECT_NEAR(static_cast<double>(link.rate[1][kH2d]), kRate, kRate / 50);
 }
 
-TEST(Grants, UnknownAndUnthrottledLinksDoNotGate) {
+TEST(Grants, LinksWithoutASpeedDoNotLimitCopies) {
   Link link({{"nvlink", 0, 0}});
   link.Attach(0, 0, 0);
   link.Attach(1, 0, -1);
@@ -472,8 +472,8 @@ TEST(Grants, ASkippedRefillWouldHaveChangedNothing) {
 }
 
 // Ranks attach and detach behind a switch of an odd speed, busy or not, with
-// and without a promise, with refills at odd times. Sums must hold, and grants
-// exceed the switch's capacity at most by the first windows.
+// and without a promise, with refills at odd times. The policy's invariants
+// must hold, and only first windows may exceed the switch's capacity.
 TEST(Grants, RandomLoadIsNeverGrantedMoreThanTheSwitchCarries) {
   constexpr double kSwitch = 1.234567e9 / 3;
   std::mt19937 random(3);

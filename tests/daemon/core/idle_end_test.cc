@@ -16,12 +16,12 @@ TEST(IdleEnd, AnUnusedDaemonEndsAfterItsIdleTimeFromTheStart) {
   EXPECT_EQ(end.At(false, At(599)), At(600));
 }
 
-TEST(IdleEnd, WhileARankUsesItThereIsNoEnd) {
+TEST(IdleEnd, ADaemonInUseDoesNotEnd) {
   IdleEnd end(kAfter, kStart);
   EXPECT_EQ(end.At(true, At(5000)), absl::InfiniteFuture());
 }
 
-TEST(IdleEnd, EachLastRankBeginsTheTimeAnew) {
+TEST(IdleEnd, TheIdleTimeRestartsAfterEachLastRank) {
   IdleEnd end(kAfter, kStart);
   end.At(true, At(100));
   EXPECT_EQ(end.At(false, At(200)), At(800));
@@ -30,7 +30,7 @@ TEST(IdleEnd, EachLastRankBeginsTheTimeAnew) {
   EXPECT_EQ(end.At(false, At(900)), At(1500));
 }
 
-TEST(IdleEnd, TheFirstRankHasAMinuteHoweverShortTheTime) {
+TEST(IdleEnd, TheFirstRankHasAMinuteToAttach) {
   IdleEnd end(absl::ZeroDuration(), kStart);
   EXPECT_EQ(end.At(false, At(1)), At(60));
   end.At(true, At(2));

@@ -24,7 +24,7 @@ TEST(Events, NameTheRequestOrSessionThatCausedThem) {
   ASSERT_EQ(a.value(), 1u);
   node.Ask(a, HelloRequest{.job = "j", .world_size = 1, .local_ranks = 1},
            RequestId(5));
-  node.make_at_once = false;  // the event follows its request later
+  node.make_at_once = false;  // the lease's event comes later
   node.Ask(a, LeaseRequest{Gpu(0), MiB(4)}, RequestId(6));
   node.Ask(a, LeaseRequest{Gpu(1), MiB(400)}, RequestId(7));
   node.MakeNext();
@@ -35,7 +35,7 @@ TEST(Events, NameTheRequestOrSessionThatCausedThem) {
                           "detach s1", "death s1", "drain "));
 }
 
-TEST(Events, ALeaseThatWaitedIsOfItsRequest) {
+TEST(Events, EventsOfAWaitingLeaseNameItsRequest) {
   CoreDriver node;
   const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
   node.Ask(a, LeaseRequest{Gpu(0), MiB(16)}, RequestId(50));
@@ -48,7 +48,7 @@ TEST(Events, ALeaseThatWaitedIsOfItsRequest) {
   EXPECT_THAT(causes, ::testing::Contains("lease s2.r60"));
 }
 
-TEST(Events, AFloodOfOneUserPushesOutOnlyItsOwn) {
+TEST(Events, AFloodOfOneUserDropsOnlyThatUsersEvents) {
   EventLog log(8);
   const Principal honest{1, ""}, flooder{2, ""};
   for (int i = 0; i < 3; ++i) {
@@ -116,7 +116,7 @@ TEST(JobSeries, ANewJobCountsAsOtherWhileAllSeriesAreLive) {
   EXPECT_EQ(series.other().steps, 1u);
   series.Ended(last, now);
   EXPECT_EQ(series.other().steps, 1u);  // a counter never falls
-  // Once there is room, the job's next rank gives it a series.
+  // Once there is room, the job's next rank begins a series.
   series.Ended(Job(0), now);
   series.Began(last, now);
   EXPECT_NE(series.Find(last), nullptr);

@@ -35,13 +35,13 @@ TEST(Lease, IsExactAndOnlyItsLastExtentIsSmaller) {
   EXPECT_EQ(pool.free, MiB(7) - KiB(64));
 }
 
-TEST(Lease, FreedExtentsAreReusedAsTheyAreByTheirPrincipal) {
+TEST(Lease, APrincipalReusesItsFreedExtents) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(8)));
   ASSERT_TRUE(node.Ask(a, FreeRequest{first.lease}));
   EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
-  // Another job of the same principal is limited, too.
+  // Another job of the same principal reuses the same extents.
   const SessionId b = node.Attach("other", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto second, node.Lease(b, Gpu(0), MiB(8)));
   EXPECT_EQ(Ids(first), Ids(second));
@@ -106,14 +106,15 @@ TEST(Lease, OddIdleExtentsServeAnyLeaseOfTheirPrincipal) {
                                 node.Lease(a, Host(0), MiB(21) + KiB(64) * i));
     node.Ask(a, FreeRequest{lease.lease});
   }
-  // The principal may lease all of it, and after its end any principal may.
+  // The principal may lease the whole pool again. After its process has ended,
+  // any principal may.
   const PoolSnapshot pool = node.core.pool(Host(0));
   EXPECT_EQ(pool.free + pool.lingering, MiB(32));
   node.Die(a);
   EXPECT_EQ(node.core.pool(Host(0)).free, MiB(32));
 }
 
-TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
+TEST(Lease, AGrantedHandleNeverGoesToAnotherPrincipal) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto first, node.Lease(a, Gpu(0), MiB(16)));
@@ -125,7 +126,7 @@ TEST(Lease, AnotherPrincipalNeverGetsAHandleThatWasOut) {
   for (ExtentId id : Ids(second)) EXPECT_FALSE(node.destroyed.contains(id));
 }
 
-TEST(Lease, FreedMemoryALivingProcessMayMapIsNotForOthers) {
+TEST(Lease, FreedMemoryThatMayBeMappedGoesToNoOtherUser) {
   CoreDriver node;
   node.held = Held::kUnknown;  // as on a GPU
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
@@ -140,7 +141,7 @@ TEST(Lease, FreedMemoryALivingProcessMayMapIsNotForOthers) {
   EXPECT_THAT(node.Lease(b, Gpu(0), MiB(16)), IsOk());
 }
 
-TEST(Lease, SessionThatEndsWhileItsProcessLivesIsQuarantined) {
+TEST(Lease, LeasesOfAClosedSessionAreQuarantined) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(12)), IsOk());
@@ -193,7 +194,7 @@ TEST(Lease, IsDecidedByAllResultsOfABatch) {
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));
 }
 
-TEST(Lease, DeathWhileExtentsAreMadeLosesNothing) {
+TEST(Lease, DeathWhileExtentsAreMadeLeaksNothing) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("demo", 0);
@@ -247,7 +248,7 @@ TEST(Budget, QuarantineCountsUntilTheProcessIsGone) {
   EXPECT_THAT(node.Lease(b, Gpu(1), MiB(4)), IsOk());
 }
 
-// Guards against a limit that is listed only while it is used.
+// Guards against listing only limits that are in use.
 TEST(Budget, EveryConfiguredLimitIsListedEvenIfUnused) {
   using Of = LimitLine::Of;
   NodeConfig config = SmallNode();
@@ -313,8 +314,7 @@ TEST(Lease, ASlowLeaseSendsNoticesOfItsProgress) {
   EXPECT_THAT(node.NoticesTo<LeaseProgressNotice>(a), ::testing::SizeIs(0));
   node.clock.Advance(absl::Milliseconds(250));
   node.MakeNext();
-  // The other lease's turn has not come, but its client gets a notice as
-  // well.
+  // No extent of b's lease is made yet, but b gets a notice as well.
   const auto told = node.NoticesTo<LeaseProgressNotice>(a);
   ASSERT_THAT(told, ::testing::SizeIs(1));
   EXPECT_EQ(told[0].made, MiB(8));

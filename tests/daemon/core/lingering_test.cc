@@ -61,7 +61,7 @@ TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   }
 }
 
-TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
+TEST(Lingering, ItsUsersJobsLeaseItAgainAndAreChargedOnce) {
   CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   AttachAndReturn(node, Gpu(0), MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(8));
@@ -80,8 +80,8 @@ TEST(Lingering, ItsOwnersJobsLeaseItAgainAndPayOnce) {
 TEST(Lingering, MemoryIsReusedIfTheBudgetHasNoRoomForNewExtents) {
   CoreDriver node(WithUserLimits({.host = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Host(0), MiB(7));
-  // The lease needs a tail of 2 MiB, and the budget has 1 MiB left, so it gets
-  // the old tail of 3 MiB.
+  // The lease needs a tail of 2 MiB, and the budget has 1 MiB left, so the
+  // lease gets the old tail of 3 MiB.
   const SessionId b = node.Attach("other", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto again, node.Lease(b, Host(0), MiB(6)));
   Bytes size;
@@ -105,7 +105,8 @@ TEST(Lingering, ReusedGpuMemoryIsNoLargerThanAsked) {
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(7)), IsOk());
 }
 
-// Another job of the user may lease it, within that job's own budget.
+// Another job of the user may lease lingering memory within that job's own
+// budget.
 TEST(Lingering, ReusedMemoryCountsAgainstItsJobsBudget) {
   NodeConfig config = WithUserLimits({.host = MiB(8)});
   config.named_job_limits = {{"other", {.host = MiB(6)}}};
@@ -119,7 +120,7 @@ TEST(Lingering, ReusedMemoryCountsAgainstItsJobsBudget) {
 }
 
 // Guards against a child's memory that counts as free after its parent's end.
-TEST(Lingering, AChildOfADeadProcessStillHoldsIt) {
+TEST(Lingering, AChildOfADeadProcessStillHoldsTheMemory) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(12)), IsOk());

@@ -133,14 +133,14 @@ TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
   node.Die(a);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_FALSE(node.links);
-  // The end of the last rank's socket suffices; its process may live on.
+  // The end of the last rank's socket suffices; the process may live on.
   node.Run([&](Core& to) { return to.SocketEnded(b, node.clock.Now()); });
   EXPECT_FALSE(node.core.live_policy().measured_waits());
   EXPECT_EQ(SpeedOfFirst(node), 2e9);
   EXPECT_TRUE(node.links);
 }
 
-TEST(MeasuredLinks, AreTheNextDaemonsFromItsStart) {
+TEST(MeasuredLinks, ApplyToTheNextDaemonFromItsStart) {
   CoreDriver next(Tree());
   Policy policy;
   policy.measured = Found();
@@ -148,8 +148,8 @@ TEST(MeasuredLinks, AreTheNextDaemonsFromItsStart) {
   EXPECT_EQ(SpeedOfFirst(next), 2e9);
   EXPECT_EQ(next.core.live_policy().policy(), policy);
   EXPECT_THAT(next.core.log().events(), IsEmpty());
-  // A measurement of a node that has changed since is kept and logged, but not
-  // used.
+  // If the node's links have changed, the measurement is kept and logged, but
+  // not used.
   CoreDriver other;
   policy.measured->links = {{"pcie0", {1e8, 1e8, 0}}, {"old", {1e8, 1e8, 0}}};
   ASSERT_THAT(other.core.SetPolicy(policy, other.clock.Now()), IsOk());

@@ -27,14 +27,14 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // Queries the device, which sees all memory in use.
+  // Queries the device, which reports `beside_`.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();
     const HeldOutside said = answers_.Add({{{Gpu(0), beside_}}, now});
     node_.Run([&](Core& core) { return core.OutsideKnown(said, now); });
   }
-  // Reports a rank's view: its driver sees the same, and the daemon's memory.
+  // Reports what the rank's driver sees: `beside_` and the daemon's memory.
   void Tell(SessionId rank) {
     node_.clock.Advance(absl::Milliseconds(1));
     const auto reply =
@@ -84,7 +84,7 @@ TEST_F(OutsideRanks, MemorySeenByRankAndDeviceCountsOnce) {
   EXPECT_EQ(Outside(), MiB(2));
 }
 
-TEST_F(OutsideRanks, ALeaseIsNoPartOfIt) {
+TEST_F(OutsideRanks, ALeaseIsNoPartOfOutsideMemory) {
   const SessionId a = node_.Attach("demo", 0);
   beside_ += MiB(2);
   Tell(a);
@@ -95,8 +95,8 @@ TEST_F(OutsideRanks, ALeaseIsNoPartOfIt) {
   EXPECT_EQ(Outside(), MiB(2));
 }
 
-// A rank's report holds memory only until the device was queried twice.
-TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotSeeIsForgotten) {
+// A rank's report counts only until the device was queried twice.
+TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotConfirmIsDropped) {
   const SessionId a = node_.Attach("demo", 0);
   node_.clock.Advance(absl::Milliseconds(1));
   node_.Ask(a, GpuUseRequest{GiB(900)});
@@ -151,7 +151,7 @@ TEST_F(OutsideRanks, OnlyRanksMayReport) {
   EXPECT_EQ(Outside(), Bytes(0));
 }
 
-TEST_F(OutsideRanks, IsSavedAndGoesOnInTheNextDaemon) {
+TEST_F(OutsideRanks, OutsideMemoryIsSavedForTheNextDaemon) {
   node_.Shadow();
   const SessionId a = node_.Attach("demo", 0);
   beside_ += MiB(5);

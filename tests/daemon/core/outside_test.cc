@@ -29,7 +29,7 @@ void Say(CoreDriver& node, std::map<PoolId, Bytes> pools) {
 }
 
 // Guards against a pool that reports memory of outside processes as free.
-TEST(Outside, IsNotFreeAndNotLeasedUntilItComesBack) {
+TEST(Outside, IsNeitherFreeNorLeasedUntilItIsReleased) {
   CoreDriver node;
   Say(node, {{Gpu(0), MiB(10)}, {Host(0), MiB(3)}});
   const PoolSnapshot pool = node.core.pool(Gpu(0));
@@ -48,7 +48,7 @@ TEST(Outside, IsNotFreeAndNotLeasedUntilItComesBack) {
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(10)), IsOk());
 }
 
-TEST(Outside, NothingIsFreeOfAGpuThatCannotBeUsedAndNoRankAttaches) {
+TEST(Outside, AFaultyGpuHasNoFreeMemoryAndNoRanks) {
   NodeConfig config = SmallNode();
   config.gpus[1].fault = "GPU 1 is lost: nvidia-smi -q";
   CoreDriver node(config);
@@ -68,7 +68,7 @@ TEST(Outside, NothingIsFreeOfAGpuThatCannotBeUsedAndNoRankAttaches) {
   node.Attach("demo", 0);
 }
 
-TEST(Outside, SaysWhenItWasSeenAndWhenItEnded) {
+TEST(Outside, IsShownWithItsAgeAndItsEndIsLogged) {
   CoreDriver node;
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).outside_at,
             absl::InfinitePast());
@@ -86,7 +86,7 @@ TEST(Outside, SaysWhenItWasSeenAndWhenItEnded) {
   EXPECT_EQ(node.core.log().last(), 2);
 }
 
-// The device's figure and the leases are of different times.
+// The device's figure may be older than the leases.
 TEST(Outside, IsAtMostThePoolMinusLeasedAndKeptMemory) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
@@ -140,7 +140,7 @@ TEST(OutsideAnswers, AGpuWithoutAnAnswerKeepsItsValueAndOthersAreUpdated) {
   EXPECT_TRUE(said.silent.empty() && said.pools.empty());
 }
 
-TEST(Outside, EachPoolSaysWhenItWasSeen) {
+TEST(Outside, EachPoolHasTheTimeOfItsLastAnswer) {
   CoreDriver node;
   const absl::Time now = node.clock.Now();
   node.Run([&](Core& core) {

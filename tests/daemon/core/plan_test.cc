@@ -160,7 +160,7 @@ TEST(Plan, ASharedMemoryLinkLimitsTheSumOfBothDirections) {
   ASSERT_THAT(links, SizeIs(2));
   EXPECT_EQ(links[0].both_bytes_per_second, std::nullopt);
   EXPECT_EQ(links[1].name, "memory");
-  EXPECT_EQ(links[1].both_bytes_per_second, 0.75e9);  // the other job's half
+  EXPECT_EQ(links[1].both_bytes_per_second, 0.75e9);  // half is the other job's
   EXPECT_EQ(links[1].h2d_bytes_per_second, 0.75e9);
 }
 
@@ -191,7 +191,7 @@ TEST(Plan, CountsOnlyFreeMemoryThatEveryLeaseCouldHave) {
   EXPECT_THAT(node.Lease(a, Host(0), budget), sluice::testing::IsOk());
 }
 
-TEST(Plan, DeadlineStopsTheWorkerAndTellsTheRanks) {
+TEST(Plan, TheDeadlineStopsTheWorkerAndNotifiesTheRanks) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   Submit(node, a, 0, 0, "h0");
@@ -289,7 +289,7 @@ KeyedUnit UnitOfBuffers(const std::string& key, size_t buffers) {
   return {key, std::make_shared<const plan::UnitPlan>(unit)};
 }
 
-TEST(UnitCache, TheLeastRecentlyUsedOnesGoWhereThereAreTooManyBuffers) {
+TEST(UnitCache, DropsTheLeastRecentlyUsedAboveTheBufferLimit) {
   constexpr size_t kMost = plan::kMaxUnitBuffers;
   constexpr size_t kUnits = UnitCache::kBuffersKept / kMost;
   UnitCache cache;

@@ -1,4 +1,4 @@
-// Tests that a pool keeps sums, so that the loop scans nothing.
+// Tests that a pool keeps sums, so that no event scans all extents.
 #include "daemon/core/pool/pool.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ double SecondsOf(const std::function<void()>& work) {
   return least;
 }
 
-TEST(Pool, ARefusalCostsTheSameBesideTenThousandIdleExtents) {
+TEST(Pool, ARefusalTakesNoLongerWithTenThousandIdleExtents) {
   uint64_t next_extent = 1;
   Pool few = WithKept(2, next_extent), many = WithKept(10'000, next_extent);
   // The pool refuses another principal, and also the one that had the granules.

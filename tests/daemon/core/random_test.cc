@@ -1,7 +1,7 @@
 // Random stories of a core. After each instruction all invariants are checked,
 // the core's saved state is read back and compared, and a second core that has
-// read it must return equal effects. A failing story is made as short as
-// possible, and its instructions are printed, ready to be pasted into a test.
+// read it must return equal effects. A failing story is shortened, and its
+// instructions are printed, ready to be pasted into a test.
 //
 //   SLUICE_FUZZ_INSTRUCTIONS=10000000 daemon_core_test
 //       --gtest_filter='CoreRandom.*'
@@ -31,7 +31,8 @@ struct Sums {
   int granted = 0, changes = 0, waited = 0;
 };
 
-// Runs a story in a child process, which a failing check ends.
+// Returns whether a story fails. Runs it in a child process, as a failed check
+// ends the process.
 bool Fails(const Instructions& instructions, CoreStory::Every every, Sums* sums,
            bool quiet) {
   const pid_t child = fork();
@@ -86,8 +87,8 @@ int64_t Wanted(int64_t usual) {
 
 TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
   const int64_t wanted = Wanted((testing::kSanitized ? 3 : 10) * kStory);
-  // A long run has new stories all the time; reading the state after each
-  // instruction would take ten times as long.
+  // A long run checks the saved state less often, since a check after each
+  // instruction takes ten times as long.
   const CoreStory::Every every = wanted > 10 * kStory
                                      ? CoreStory::Every{100, 1000}
                                      : CoreStory::Every{1, 100};
@@ -100,7 +101,7 @@ TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
     const Instructions story = RandomStory(seed, kStory);
     const int granted = sums->granted;
     if (!Fails(story, every, sums, /*quiet=*/true)) {
-      // A drain, or memory reserved or held outside, may last long.
+      // A drain, a reservation or outside memory may prevent grants for long.
       ASSERT_GT(sums->granted, granted + 10) << "story " << seed;
       continue;
     }

@@ -1,4 +1,4 @@
-// Tests what may wait, for which jobs and how long, if jobs are planned
+// Tests which requests wait for other jobs, and how long, if jobs are planned
 // together.
 #include <fmt/format.h>
 
@@ -139,13 +139,13 @@ TEST_F(ReplanBounds, AWaitingLeaseOfAPlannedJobCountsOnce) {
   node.Apply(node.core.PlanSolved(node.to_solve.back().round,
                                   absl::InternalError("it crashed"),
                                   node.clock.Now()));
-  // b is planned alone, with its own and the free memory, less 16 MiB for a and
-  // an extent.
+  // b is planned alone, with its own and the free memory, less an extent and 16
+  // MiB for a.
   EXPECT_EQ(LimitsOfQuestion().at("host of NUMA node 0"),
             MiB(20) + MiB(4) - MiB(16) - MiB(4));
 }
 
-TEST_F(ReplanBounds, RoomForALeaseComesFromItsOwnUserAndItsNameIsHidden) {
+TEST_F(ReplanBounds, OnlyItsOwnUserMakesRoomForALeaseAndItsJobIsHidden) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(16)}});
   held = LeaseHost(a, MiB(16));
@@ -169,7 +169,7 @@ TEST_F(ReplanBounds, RoomForALeaseComesFromItsOwnUserAndItsNameIsHidden) {
               Contains(HasSubstr("job secret needs room to calibrate")));
 }
 
-TEST_F(ReplanBounds, AChangeThatCouldNotBeSentIsRefused) {
+TEST_F(ReplanBounds, AChangeThatCannotBeSentCountsAsRefused) {
   JoinThatWaits();
   const PlanId plan = Changes(a)[0];
   node.Apply(node.core.ChangeNotSent(a, PlanId(999), node.clock.Now()));
@@ -180,7 +180,7 @@ TEST_F(ReplanBounds, AChangeThatCouldNotBeSentIsRefused) {
   EXPECT_THAT(Planning(), IsEmpty());
 }
 
-TEST_F(ReplanBounds, AnUnansweredChangeIsRefusedAtItsDeadline) {
+TEST_F(ReplanBounds, AnUnansweredChangeCountsAsRefusedAtItsDeadline) {
   JoinThatWaits();
   Wait(absl::Seconds(60));  // b's wait ends
   Solve({{0.25, MiB(8)}});
@@ -197,7 +197,7 @@ TEST_F(ReplanBounds, AnUnansweredChangeIsRefusedAtItsDeadline) {
   EXPECT_EQ(PlanningOf("c")->state, PlanningSnapshot::State::kWaiting);
 }
 
-TEST_F(ReplanBounds, ARefusedChangeLeavesTheLastPlanTaken) {
+TEST_F(ReplanBounds, AfterARefusalTheLastTakenPlanHolds) {
   JoinThatWaits();
   auto settled = ProfileOf(0, 0);
   settled->settled = true;

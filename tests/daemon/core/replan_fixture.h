@@ -16,7 +16,7 @@
 namespace sluice::daemon {
 
 // Returns a profile with a layer of 1 s and one free class, which takes 0.1 s
-// to recompute completely.
+// to recompute.
 std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu);
 
 class Replan : public ::testing::Test {
@@ -30,14 +30,14 @@ class Replan : public ::testing::Test {
   // Attaches a job of one rank, which requests a plan. Returns its session.
   SessionId Ask(const std::string& job, uint64_t gpu = 0, uint32_t uid = 1);
 
-  // One job's part of a round's answer, by the job's number: the swapped
-  // fraction of its classes, and its host bytes.
+  // One job's part of a plan: the swapped fraction of its classes, and its host
+  // bytes.
   struct Part {
     double swap;
     Bytes host;
   };
   static plan::NodePlan PlanOf(const std::vector<Part>& parts);
-  // Answers the newest round.
+  // Answers the newest round with one part per job.
   void Solve(const std::vector<Part>& parts);
   LeaseId LeaseHost(SessionId id, Bytes size);
   void Free(SessionId id, LeaseId lease) { node.Ask(id, FreeRequest{lease}); }
@@ -49,7 +49,7 @@ class Replan : public ::testing::Test {
   void Wait(absl::Duration time);
 
   // Job a runs with everything swapped, in 32 of 40 MiB of host memory. Then
-  // job b requests a plan, and the answer gives each half of the memory.
+  // job b requests a plan, and the plan gives each job 16 MiB.
   void JoinThatWaits();
   // Does what a rank does at its step boundary: accepts the newest change, and
   // replaces `lease` by one of `size`.

@@ -70,8 +70,7 @@ TEST_F(Replan, AfterItsDeadlineAJoinIsPlannedWithFreeMemory) {
   EXPECT_EQ(node.to_solve[0].resources.hosts[0].bytes, MiB(8));
   Solve({{0.25, MiB(8)}});
   EXPECT_EQ(Ready(b), 1u);
-  // The late change comes after all, and the memory that it frees is planned
-  // again.
+  // Job a takes its change late, and the memory that a frees is planned again.
   const LeaseId small = LeaseHost(b, MiB(8));
   TakeChange(a, &held, MiB(16));
   ASSERT_THAT(node.to_solve, SizeIs(1));
@@ -132,8 +131,8 @@ TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   node.Die(b);
   Wait(absl::Seconds(1));
   Solve({{1, MiB(32)}});
-  // a is sent the plan by which it already runs. Whichever change it saw, it
-  // ends with that plan.
+  // a is sent the plan by which it runs already, so a ends with that plan,
+  // whichever change it saw.
   ASSERT_THAT(Changes(a), SizeIs(2));
   node.Ask(a, PlanTakenRequest{Changes(a)[0], true, ""});
   // the answer to the older change does not count
@@ -160,7 +159,7 @@ TEST_F(Replan, AnEvictionCountsAsAJobsEnd) {
   EXPECT_EQ(Ready(b), 1u);
 }
 
-TEST_F(Replan, MemoryOfARunningJobsPlanIsReservedForNoOtherUser) {
+TEST_F(Replan, MemoryOfARunningJobsPlanCannotBeReservedByOthers) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
   const auto reserve = [&](uint32_t uid, Bytes bytes) {
@@ -285,8 +284,7 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   EXPECT_THAT(node.hurried, ElementsAre(first));
 }
 
-// Guards against a user that gets more turns because it has more jobs, or
-// because they ask again.
+// Guards against a user that gets more turns by more jobs or repeated requests.
 TEST_F(Replan, UsersTakeTurnsWithJointRounds) {
   a = Ask("a");
   Ask("a2", 1);
@@ -364,7 +362,7 @@ TEST_F(Replan, SmallDifferencesCauseNoChange) {
   EXPECT_EQ(Ready(c), 1u);
 }
 
-TEST_F(Replan, AJobAloneIsToldThatItsGpuLimitsIt) {
+TEST_F(Replan, APlanOfOneJobShowsThatItsGpuLimitsIt) {
   a = Ask("a", 0, /*uid=*/1);
   plan::NodePlan answer = PlanOf({{0.5, MiB(8)}});
   answer.limits = {{.what = "GPU of rank 0"}};
@@ -458,9 +456,10 @@ TEST_F(Replan, ARefusedChangeKeepsTheOldPlanAndIsNotRepeated) {
   EXPECT_THAT(Changes(a), SizeIs(1));
 }
 
-// A refusal ends only the wait for its own job's memory. If another job frees
-// memory late, a join that was planned without it is planned again.
-TEST_F(Replan, AJoinAfterARefusalIsPlannedAgainWhenAnotherJobsMemoryComes) {
+// A refusal ends only the wait for memory of the refusing job. If another job
+// frees memory late, a join that was planned without that memory is planned
+// again.
+TEST_F(Replan, AJoinAfterARefusalIsReplannedWhenAnotherJobFreesMemory) {
   a = Ask("a");
   Solve({{1, MiB(16)}});
   held = LeaseHost(a, MiB(16));

@@ -33,7 +33,7 @@ class Reserved : public ::testing::Test {
   const SessionId bob_ = node_.Attach("b", 0, 1, 2);
 };
 
-TEST_F(Reserved, OthersNeverLeaseItAndItsUserLeasesItFirst) {
+TEST_F(Reserved, OnlyItsUserLeasesReservedMemory) {
   ASSERT_THAT(Reserve(Gpu(0), {1, ""}, MiB(8)), IsOk());
   EXPECT_THAT(
       Lease(bob_, MiB(12)),
@@ -57,7 +57,7 @@ TEST_F(Reserved, FreedMemoryOfItsUserIsReservedAgain) {
   EXPECT_THAT(Lease(node_.Attach("again", 0, 1, 1), MiB(16)), IsOk());
 }
 
-TEST_F(Reserved, AUserWithoutOneCanUseTheUnreservedRest) {
+TEST_F(Reserved, UnreservedMemoryIsForAllUsers) {
   ASSERT_THAT(Reserve(Host(0), {1, ""}, MiB(8)), IsOk());
   ASSERT_THAT(Reserve(Host(0), {2, ""}, MiB(8)), IsOk());
   EXPECT_EQ(node_.core.ledger().UsableBy(Host(0), {1, "/a"}), MiB(24));
@@ -101,7 +101,7 @@ TEST_F(Reserved, AReservationAboveFreeMemoryIsRefused) {
                        HasSubstr("not a multiple of the granularity")));
 }
 
-TEST_F(Reserved, ACgroupsOwnIsNotItsUsers) {
+TEST_F(Reserved, ACgroupsReservationIsNotItsUsers) {
   ASSERT_THAT(Reserve(Gpu(0), {1, "/a"}, MiB(8)), IsOk());
   const SessionId elsewhere = node_.Connect(1, "/b");
   node_.Ask(elsewhere, HelloRequest{.job = "e"});
@@ -110,7 +110,7 @@ TEST_F(Reserved, ACgroupsOwnIsNotItsUsers) {
   EXPECT_THAT(Lease(alice_, MiB(12)), IsOk());
 }
 
-TEST_F(Reserved, IsShownAndKept) {
+TEST_F(Reserved, ReservationsAreShownAndKeptByTheNextDaemon) {
   ASSERT_THAT(Reserve(Gpu(1), {1, ""}, MiB(8)), IsOk());
   const Principal other{2, "/a"};
   const absl::Time now = node_.clock.Now();

@@ -42,7 +42,7 @@ TEST(HelloOfRank, MustBeTheFirstRequestAndTheOnlyHello) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-TEST(HelloOfRank, RefusesARankTwiceAndRanksThatDoNotAddUp) {
+TEST(HelloOfRank, RefusesADuplicateRankAndAnotherWorldSize) {
   CoreDriver node;
   node.Attach("demo", 0, 2);
   const SessionId b = node.Connect();
@@ -79,7 +79,7 @@ TEST(HelloOfRank, RanksAndLocalRanksMustFitTheWorldSize) {
   EXPECT_FALSE(fine(1, 1, 1));
 }
 
-TEST(HelloOfRank, ThereAreAsManyRanksAsGrantSlots) {
+TEST(HelloOfRank, RanksAreLimitedByTheGrantSlots) {
   NodeConfig config = SmallNode();
   config.max_sessions = kGrantSlots + 2;
   CoreDriver node(config);
@@ -94,7 +94,7 @@ TEST(HelloOfRank, ThereAreAsManyRanksAsGrantSlots) {
   EXPECT_THAT(StatusOf(node.Ask(one_more, HelloOfRank(0, 1, "other"))), IsOk());
 }
 
-TEST(Observer, HasNoRanksRequests) {
+TEST(Observer, MayNotSendRequestsOfRanks) {
   CoreDriver node;
   const SessionId observer = node.Connect();
   HelloRequest hello;
@@ -220,7 +220,7 @@ TEST(RequestHistory, RoomOfForgottenErrorsIsReused) {
   EXPECT_EQ(fill(), most);
 }
 
-TEST(RequestHistory, ForgetsAcknowledgedAnswersAndNoRunningRequest) {
+TEST(RequestHistory, ForgetsAcknowledgedAnswersButNoRunningRequest) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("demo", 0);
@@ -270,7 +270,7 @@ TEST(Death, OnlyPeersOfTheJobAreNotified) {
 }
 
 // Guards against notices to each of 250 killed ranks about all the others,
-// which delayed all other jobs by 190 ms.
+// which take 190 ms.
 TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
   CoreDriver node;
   std::vector<SessionId> ranks;
@@ -278,7 +278,8 @@ TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
     ranks.push_back(node.Attach("demo", rank, 4));
   }
   ASSERT_THAT(node.Lease(ranks[2], Gpu(0), MiB(4)), IsOk());
-  // One had closed its session, one is unknown, and one exited with success.
+  // Rank 1 had closed its session, session 1000 is unknown, and rank 0 exited
+  // with success.
   node.Apply(node.core.SocketEnded(ranks[1], node.clock.Now()));
   const Exit killed = {Exit::Kind::kSignal, 9};
   node.Run([&](Core& core) {
@@ -323,7 +324,7 @@ TEST(Death, IsDetectedByExitStatusOrElseByRemainingLeases) {
   }
 }
 
-TEST(Death, AProcessThatReopensItsSessionCostsOneSession) {
+TEST(Death, AProcessThatReopensItsSessionCountsOnce) {
   CoreDriver node;
   node.held = Held::kUnknown;
   for (int i = 0; i < 50; ++i) {
@@ -345,7 +346,7 @@ TEST(Death, AProcessThatReopensItsSessionCostsOneSession) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST(Death, AnEndedSessionWithMemoryStaysIfItsProcessEndsAnother) {
+TEST(Death, AClosedSessionWithMemoryStaysUntilItsProcessEnds) {
   CoreDriver node;
   std::vector<Core::Gone> gone;
   for (const Bytes size : {MiB(8), Bytes(0)}) {
@@ -379,7 +380,7 @@ TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_FALSE(node.closed.contains(other));
   EXPECT_TRUE(node.killed.empty());
   EXPECT_EQ(node.core.pool(Gpu(0)).quarantined, MiB(8));
-  // A later `kill` still finds the process that keeps its mapping.
+  // A later `kill` still finds the process, which keeps its mapping.
   evicted = node.core.Evict("demo", std::nullopt, true, "", node.clock.Now());
   node.Apply(std::move(evicted.effects));
   EXPECT_TRUE(node.killed.contains(a));
@@ -410,7 +411,7 @@ TEST(Budgets, TheNameOfAJobIsOneLine) {
               HasSubstr("job a?error: GPU 4 MiB"));
 }
 
-// Guards against one user's flood of sessions that evicts those of others.
+// Guards against one user's flood of sessions that evicts sessions of others.
 TEST(Sessions, AUsersFloodOfHalfOpenSessionsEvictsItsOwn) {
   NodeConfig config = SmallNode();
   config.max_half_open = 6;
@@ -424,7 +425,7 @@ TEST(Sessions, AUsersFloodOfHalfOpenSessionsEvictsItsOwn) {
   EXPECT_FALSE(node.closed.contains(honest));
 }
 
-TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
+TEST(Snapshot, ShowsAPlainUserOnlyItsOwnJobs) {
   CoreDriver node;
   const SessionId a = node.Attach("mine", 0, 1, /*uid=*/1);
   const SessionId b = node.Attach("theirs", 0, 1, /*uid=*/2);
@@ -448,7 +449,7 @@ TEST(Snapshot, ShowsAPlainUserOnlyItsOwn) {
 
 // Guards against uid 0 of a container that sees all jobs of a daemon run by
 // root.
-TEST(Snapshot, UidZeroIsNoAdministratorOfARootDaemon) {
+TEST(Snapshot, UidZeroOfAPodIsNoAdministratorOfARootDaemon) {
   NodeConfig config = SmallNode();
   config.own_uid = 0;
   CoreDriver node(config);
@@ -467,11 +468,11 @@ TEST(Session, APrincipalEndsWithItsLastSessionAndExtent) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   node.Die(a);
   EXPECT_EQ(node.core.Save().ledger.principals.size(),
-            1u);  // its extents are kept for it
+            1u);  // with its idle extents
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
   EXPECT_EQ(node.core.Save().ledger.principals.size(),
-            1u);  // destroyed: b's alone is left
+            1u);  // only b's is left
   // The session ends while its first extent is being made, and making it fails.
   node.make_at_once = false;
   const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);
@@ -509,7 +510,7 @@ TEST(StepReport, LostReportsAreCountedWithTheNext) {
   EXPECT_EQ(job().tokens, 500u);
 }
 
-// The step's report counts only what was not seen before.
+// A step's report adds only bytes that were not seen before.
 TEST(StepReport, CopiesCountForTheRanksGpuAsSoonAsTheyAreSeen) {
   CoreDriver node;
   const SessionId rank = node.Attach("demo", 0, 1, /*uid=*/1, /*gpu=*/1);
@@ -544,8 +545,7 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
     return node.core.TakeSnapshot(nullptr, node.clock.Now())
         .stats->gpus.at(gpu);
   };
-  // The link carries 1 GB/s and no time has passed, so at most one copy is
-  // credible.
+  // No time has passed, so only the tolerated excess of 64 GiB is counted.
   EXPECT_EQ(told().h2d, GiB(64));
   EXPECT_EQ(told().d2h, GiB(64));
   // The daemon still counts the copies of honest ranks.
@@ -557,7 +557,7 @@ TEST(StepReport, NoReportMakesASumNegativeInfiniteOrStuck) {
   node.clock.Advance(absl::Seconds(2));
   node.Ask(other, huge);
   EXPECT_EQ(told(1).h2d, GiB(64) + Bytes(2'000'000'000'000));
-  // What the link carries in a century fits into the type.
+  // The bytes that the link carries in a century fit into the type.
   node.clock.Advance(absl::Hours(24 * 36525));
   for (int i = 0; i < 20; ++i) node.Ask(liar, huge);
   EXPECT_GT(told().h2d, GiB(64));

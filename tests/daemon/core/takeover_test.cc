@@ -1,4 +1,4 @@
-// Tests what a daemon does first with the state that an earlier one saved.
+// Tests how a daemon takes over the state that an earlier daemon saved.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -88,7 +88,7 @@ TEST_F(TakeOverTest, UnansweredDeviceRequestsAreRepeated) {
   EXPECT_FALSE(before_.Ask(a, LeaseRequest{Gpu(0), MiB(8)}, request));
   TakeOver({a});
   // The reply answers the original request; a repeated request gets the same
-  // one.
+  // reply.
   const auto reply = after_.replies.find({a, request});
   ASSERT_NE(reply, after_.replies.end());
   const auto granted = std::get<GrantedReply>(reply->second);

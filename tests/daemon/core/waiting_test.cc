@@ -40,7 +40,7 @@ class WaitingLeases : public ::testing::Test {
     node_.Ask(session, LeaseRequest{pool, size, wait}, asked.request);
     return asked;
   }
-  // Returns the answer. Unavailable: the lease still waits.
+  // Returns the answer, or Unavailable while the lease waits.
   absl::StatusOr<GrantedReply> Answer(const Asked& asked) {
     const auto reply = node_.replies.find({asked.session, asked.request});
     if (reply == node_.replies.end()) return absl::UnavailableError("waits");
@@ -91,7 +91,7 @@ class WaitingLeases : public ::testing::Test {
 };
 
 // NextDeadline is the earliest deadline or next attempt.
-TEST(WaitingQueue, IsTriedAgainWhenItsWaiterAsked) {
+TEST(WaitingQueue, ALeaseIsTriedAgainAtTheTimeItAskedFor) {
   const absl::Time now = absl::UnixEpoch();
   WaitingQueue line;
   EXPECT_EQ(line.NextDeadline(), absl::InfiniteFuture());
@@ -250,7 +250,7 @@ TEST_F(WaitingLeases, AreGrantedAfterAFreeOrADeath) {
   EXPECT_EQ(Ended(WaitEnd::kGranted), 2u);
 }
 
-TEST_F(WaitingLeases, FirstComeFirstServed) {
+TEST_F(WaitingLeases, AreGrantedInOrderOfArrival) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked first = Wait(bob_, MiB(12)), second = Wait(carol_, MiB(12)),
               third = Wait(bob_, MiB(12));
@@ -421,7 +421,7 @@ TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
   EXPECT_TRUE(Waits(head));
 }
 
-TEST_F(WaitingLeases, EndWithTheirSessionOrByTheirClient) {
+TEST_F(WaitingLeases, EndWithTheirSessionOrWhenGivenUp) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked dies = Wait(bob_, MiB(12)), given_up = Wait(carol_, MiB(8)),
               stays = Wait(carol_, MiB(8));
@@ -473,7 +473,7 @@ TEST_F(WaitingLeases, AreShownWithTheirPositionAndOthersOnlyToTheOperator) {
   EXPECT_THAT(node_.core.TakeSnapshot(&carol, now).waiting, SizeIs(1));
 }
 
-// A wait can last hours, during which the rank reports its steps.
+// A rank reports its steps while its lease waits.
 TEST_F(WaitingLeases, ARankThatWaitsMaySendManyRequests) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked asked = Wait(bob_, MiB(12));

@@ -1,12 +1,13 @@
-// crashing-sluiced: sluiced, killed where a file says.
+// crashing-sluiced is sluiced, but kills itself at the points that a file
+// names.
 //
 // $SLUICE_CRASH_PLAN names a file with lines "NAME COUNT", one for each life.
-// The process dies when it reaches that crash point for the COUNT-th time.
-// Before, it removes its line, so that the next life has the next one, and
-// appends a line "NAME RANKS" to the file of that name plus ".died", with the
-// number of attached ranks.
+// The process dies when it reaches crash point NAME for the COUNT-th time.
+// Before that, it removes its line, so that the next life uses the next line,
+// and appends "NAME RANKS", with the number of attached ranks, to the file
+// $SLUICE_CRASH_PLAN.died.
 //
-// It counts only once a rank is attached or was left by the last life: a start
+// Counting begins once a rank is attached or was left by the last life: a start
 // passes most points without any rank, and a death there would test nothing.
 #include <fcntl.h>
 #include <signal.h>
@@ -32,7 +33,7 @@ namespace {
 
 std::string plan_path, rest_of_plan, planned_name;
 std::atomic<int> left = 0;
-// Ranks with sockets that were kept for this life, until it has adopted them.
+// The number of ranks with kept sockets, until the daemon has adopted them.
 std::atomic<int> ranks_left = 0;
 std::atomic<bool> had_ranks = false;
 

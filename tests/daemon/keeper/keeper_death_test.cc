@@ -1,4 +1,4 @@
-// Tests a killed keeper: its daemon, here one that only stores, keeps running.
+// Tests that a daemon goes on after its keeper was killed.
 #include <signal.h>
 
 #include <string>
@@ -18,7 +18,7 @@ class DeadKeeper : public ::testing::Test {
       {.program = "storing-daemon", .socket = "test.sock", .more = {}}};
 };
 
-TEST_F(DeadKeeper, IsToldOnceAndTheDaemonGoesOnWithoutAStore) {
+TEST_F(DeadKeeper, IsReportedOnceAndTheDaemonGoesOnWithoutAStore) {
   Peer peer(under_.socket());
   ASSERT_EQ(peer.Ask("fill 100"), "filled");
   const pid_t daemon = under_.daemon();
@@ -31,14 +31,14 @@ TEST_F(DeadKeeper, IsToldOnceAndTheDaemonGoesOnWithoutAStore) {
   EXPECT_EQ(under_.daemon(), daemon);
 }
 
-// Messages unread in the keeper's socket are lost with it, and the daemon does
-// not wait for them.
-TEST_F(DeadKeeper, HoldsUpNoCallThatItHadNotRead) {
+// Messages that the keeper has not read are lost, and the daemon does not wait
+// for them.
+TEST_F(DeadKeeper, DelaysNoCallThatItHadNotRead) {
   Peer peer(under_.socket());
   const pid_t keeper = under_.keeper();
   kill(keeper, SIGSTOP);
   peer.Send("fill 5");
-  Sleep(absl::Milliseconds(200));  // until they are in the keeper's queue
+  Sleep(absl::Milliseconds(200));  // for the keeper's queue to fill
   const absl::Time before = Now();
   kill(keeper, SIGKILL);
   EXPECT_EQ(peer.Answer(), "filled");

@@ -41,9 +41,9 @@ std::vector<pid_t> ChildrenOf(pid_t keeper) {
   return {std::istream_iterator<pid_t>(file), {}};
 }
 
-// Returns the keeper's only child; 0 if it has none. Not SO_PEERCRED of a
-// connection: the socket is kept, and the kernel names the process that called
-// listen.
+// Returns the keeper's only child, or 0 if it has none. SO_PEERCRED of a
+// connection would name the first daemon, which called listen on the kept
+// socket.
 pid_t ChildOf(pid_t keeper) {
   const std::vector<pid_t> children = ChildrenOf(keeper);
   return children.empty() ? 0 : children.front();
@@ -82,7 +82,7 @@ class Keeper : public ::testing::Test {
   std::string Socket() const { return folder_.File("test.sock"); }
 
   static pid_t DaemonOf(Peer& peer) { return std::stoi(peer.Ask("pid")); }
-  // Kills the peer's daemon; the next one answers later requests.
+  // Kills the peer's daemon. The next daemon answers later requests.
   static void KillDaemonOf(Peer& peer) { kill(DaemonOf(peer), SIGKILL); }
 
   testing::TempDir folder_;
@@ -105,7 +105,7 @@ TEST_F(Keeper, NoPeerNoticesTwentyDeathsAtRandomMoments) {
       Sleep(moment);
       kill(daemon, SIGKILL);
     });
-    // Some requests are sent before it dies, some while no daemon runs.
+    // Some requests are sent before the daemon dies, some while no daemon runs.
     for (int round = 0; round < 5; ++round) {
       for (const auto& peer : peers) peer->Send("echo x");
       for (const auto& peer : peers) EXPECT_EQ(peer->Answer(), "echo x");
@@ -128,7 +128,7 @@ TEST_F(Keeper, DeadDaemonsAreReapedDuringALongPauseBeforeARestart) {
   std::vector<pid_t> children;
   for (int look = 0; look < 10'000; ++look) {
     children = ChildrenOf(keeper_->pid());
-    EXPECT_LE(children.size(), 2);  // one that just died, and the next one
+    EXPECT_LE(children.size(), 2);  // a dead daemon and the next
     seen.insert(children.begin(), children.end());
     // After this many deaths the next start is delayed.
     if (seen.size() > 7 && children.empty()) break;
@@ -137,7 +137,7 @@ TEST_F(Keeper, DeadDaemonsAreReapedDuringALongPauseBeforeARestart) {
   EXPECT_THAT(children, ::testing::IsEmpty());
 }
 
-TEST_F(Keeper, APidfdThatIsHeldShowsThatItsPeerEnded) {
+TEST_F(Keeper, AStoredPidfdShowsThatItsPeerEnded) {
   Start();
   Peer other(Socket());
   const auto peer = Child::Fork([&] {
@@ -160,7 +160,7 @@ TEST_F(Keeper, AThousandDescriptorsComeBackAndRemovedOnesDoNot) {
   Peer peer(Socket());
   ASSERT_EQ(peer.Ask("fill 1000"), "filled");
   std::vector<double> ms;
-  for (int i = 0; i < 4; ++i) {  // the sixth start would be delayed
+  for (int i = 0; i < 4; ++i) {  // the sixth death would cause a delay
     const pid_t daemon = DaemonOf(peer);
     const absl::Time before = Now();
     kill(daemon, SIGKILL);
@@ -185,7 +185,7 @@ TEST_F(Keeper, TheLastDescriptorsOfADeadDaemonAreHeld) {
   const pid_t daemon = DaemonOf(peer);
   keeper_->Kill(SIGSTOP);
   ASSERT_EQ(peer.Ask("put 5"), "put");
-  Sleep(absl::Seconds(2));  // until they are in the keeper's queue
+  Sleep(absl::Seconds(2));  // for the keeper's queue to fill
   kill(daemon, SIGKILL);
   keeper_->Kill(SIGCONT);
   EXPECT_EQ(peer.Ask("count"), "8");
@@ -226,7 +226,7 @@ TEST_F(Keeper, ASecondKeeperIsRefused) {
   EXPECT_EQ(peer.Ask("echo x"), "echo x");
 }
 
-TEST_F(Keeper, CtrlCAndSigtermLeaveNothing) {
+TEST_F(Keeper, CtrlCAndSigtermLeaveNoProcessAndNoFile) {
   for (const int signal : {SIGINT, SIGTERM}) {
     Start();
     pid_t daemon = 0;
@@ -254,7 +254,7 @@ TEST_F(Keeper, ADaemonThatDoesNotEndIsKilled) {
   EXPECT_EQ(kill(daemon, 0), -1);
 }
 
-// Includes an end requested by another process: it starts a new binary.
+// An administrator ends the daemon by SIGTERM to start a new binary.
 TEST_F(Keeper, ADaemonThatEndsByItselfIsStartedAgain) {
   Start();
   Peer peer(Socket());
@@ -345,7 +345,7 @@ class KeeperOfSluiced : public ::testing::Test {
                     folder_.path(), "--", "--driver", "sim"});
 };
 
-TEST_F(KeeperOfSluiced, StartsItAgainAndEndsWithIt) {
+TEST_F(KeeperOfSluiced, StartsSluicedAgainAndEndsWithIt) {
   const pid_t second = SecondDaemon();
   EXPECT_TRUE(Connect(socket_));
   ExpectEndsInOrder(second);

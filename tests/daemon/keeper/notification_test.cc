@@ -130,7 +130,7 @@ TEST(KeptDescriptors, ABarrierIsAnsweredByClosingItsDescriptor) {
   sent.emplace_back(ends[1]);
   EXPECT_THAT(kept.Apply({Kind::kBarrier, ""}, std::move(sent)), IsOk());
   char byte;
-  EXPECT_EQ(read(answer.get(), &byte, 1), 0);  // the end
+  EXPECT_EQ(read(answer.get(), &byte, 1), 0);  // end of file
 }
 
 }  // namespace

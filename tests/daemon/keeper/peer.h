@@ -50,7 +50,6 @@ class Peer {
     greeting_ = Receive();
   }
 
-  // Sends a question without reading its answer.
   void Send(const std::string& question) {
     ++tag_;
     const std::string text = Tag() + question;
@@ -74,7 +73,7 @@ class Peer {
 
  private:
   std::string Tag() const { return std::to_string(tag_) + " "; }
-  // Returns the next message; "" if the other end closed, or after 30 s.
+  // Returns the next message, or "" at the other end's close or after 30 s.
   std::string Receive() {
     std::array<char, 512> buffer;
     const ssize_t got = recv(socket_.get(), buffer.data(), buffer.size(), 0);

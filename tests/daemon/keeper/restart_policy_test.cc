@@ -26,7 +26,7 @@ TEST(RestartPolicy, ADeathIsFollowedByAStartAtOnce) {
   }
 }
 
-TEST(RestartPolicy, AnEndThatWasAskedForIsHandedOn) {
+TEST(RestartPolicy, TheExitStatusOfARequestedEndIsPassedOn) {
   const auto status = [](const DaemonEnd& end) {
     return RestartPolicy().Decide(end, {.asked = true}, kStart).exit;
   };
@@ -35,12 +35,12 @@ TEST(RestartPolicy, AnEndThatWasAskedForIsHandedOn) {
   EXPECT_EQ(status(kKilled), 128 + SIGKILL);
 }
 
-TEST(RestartPolicy, BadInputIsHandedOn) {
+TEST(RestartPolicy, TheExitStatusOfBadInputIsPassedOn) {
   EXPECT_EQ(RestartPolicy().Decide({.exit_code = 2}, {}, kStart).exit, 2);
 }
 
 // Guards against losing the ranks' memory because a port is taken.
-TEST(RestartPolicy, BadInputIsADeathWhileAnythingIsHeld) {
+TEST(RestartPolicy, BadInputCountsAsADeathWhileDescriptorsAreHeld) {
   const DaemonEnd refused = {.exit_code = 2};
   EXPECT_EQ(RestartPolicy().Decide(refused, {.holds = true}, kStart).exit,
             std::nullopt);
@@ -50,7 +50,7 @@ TEST(RestartPolicy, BadInputIsADeathWhileAnythingIsHeld) {
             2);
 }
 
-TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {
+TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesLoggedOnce) {
   RestartPolicy policy;
   std::vector<absl::Duration> pauses;
   int said = 0;
@@ -77,7 +77,7 @@ TEST(RestartPolicy, ManyDeathsAreFollowedByGrowingPausesSaidOnce) {
   EXPECT_EQ(policy.Decide(kKilled, {}, now).pause, absl::ZeroDuration());
 }
 
-TEST(RestartPolicy, NamesHowItEnded) {
+TEST(RestartPolicy, TextNamesTheExitStatusOrSignal) {
   EXPECT_EQ(kKilled.Text(), "was killed by signal 9 (SIGKILL)");
   EXPECT_EQ((DaemonEnd{.exit_code = 3}).Text(), "exited with status 3");
 }

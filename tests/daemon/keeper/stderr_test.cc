@@ -71,7 +71,7 @@ TEST_F(KeeperStderr, AFullPipeDoesNotStopTheKeeper) {
 }
 
 // Guards against an abort, after which a keeper would start the daemon again.
-TEST(BadFlag, IsTheExitStatusEvenIfTheReasonCannotBeWritten) {
+TEST(BadFlag, GivesExitStatusTwoEvenIfTheReasonCannotBeWritten) {
   for (const char* program : {"sluiced", "sluiced-keeper"}) {
     const auto child = Child::Spawn(
         {"/bin/sh", "-c", "exec \"$0\" --no 2>/dev/full", BinaryPath(program)});

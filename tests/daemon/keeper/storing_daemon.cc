@@ -1,10 +1,11 @@
 // A daemon that only stores: storing-daemon --runtime-dir DIR
 //
 // It accepts SEQPACKET peers at DIR/test.sock. For peer N it stores the socket
-// (s-N), a pidfd (p-N) and a memfd with a text (m-N), and then greets it with
-// "peer N". It answers "TAG QUESTION" with "TAG ANSWER". A request leaves the
-// queue only after its answer was sent, so a death loses none, but one may be
-// answered twice. A peer's pidfd stays when its socket ends.
+// (s-N), a pidfd (p-N) and a memfd with a text (m-N), and then greets the peer
+// with "peer N". It answers "TAG QUESTION" with "TAG ANSWER". A request leaves
+// the queue only after its answer was sent, so a death loses no request, but
+// may cause a second answer. A peer's pidfd stays stored after the socket's
+// end.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>

@@ -1,5 +1,4 @@
-// Tests the copy metrics of /metrics: the rates of plans, and their promised
-// part.
+// Tests the copy metrics of /metrics: rates of plans, promises and late copies.
 #include <fmt/format.h>
 
 #include "daemon/metrics/prometheus_text.h"
@@ -41,7 +40,7 @@ std::string Series(const std::string& name, const std::string& more,
       name, more, value);
 }
 
-TEST(CopyMetrics, AreSumsOverAJobsRanksOnAGpuWithThePromisedPart) {
+TEST(CopyMetrics, AreSumsOverAJobsRanksOnAGpu) {
   CoreDriver node;
   const Snapshot snapshot = ThreeRanks(node);
   const std::string text = Operators(snapshot);
@@ -60,7 +59,7 @@ TEST(CopyMetrics, AreSumsOverAJobsRanksOnAGpuWithThePromisedPart) {
               Not(HasSubstr("sluice_job_plan")));
 }
 
-TEST(CopyMetrics, WithoutAPlanAJobHasAWeightAlone) {
+TEST(CopyMetrics, AJobWithoutAPlanHasOnlyAWeight) {
   CoreDriver node;
   node.Attach("tune", 0);
   const std::string text =
@@ -108,8 +107,7 @@ TEST(CopyMetrics, CountLateCopiesPerGpuAndPerJob) {
   EXPECT_THAT(text(), HasSubstr(job + "\"h2d\"} 5\n"));
 }
 
-// Grants give it nothing any more.
-TEST(CopyMetrics, ARankWhoseSocketEndedHasNoShareOfTheLinks) {
+TEST(CopyMetrics, ARankWithAnEndedSocketHasNoShareOfTheLinks) {
   CoreDriver node;
   Snapshot snapshot = ThreeRanks(node);
   snapshot.jobs.at(0).ranks.at(1).closed = true;

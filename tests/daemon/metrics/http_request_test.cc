@@ -7,8 +7,8 @@
 namespace sluice::daemon {
 namespace {
 
-// Returns the status of a refusal. Checks that the result is the same if the
-// bytes come one by one.
+// Returns the status if the request is refused. Checks that the result is the
+// same if the bytes come one by one.
 std::optional<HttpStatus> Refused(const std::string& bytes) {
   const auto whole = ReadHttpRequest(bytes);
   auto slow = ReadHttpRequest({});
@@ -24,7 +24,7 @@ std::optional<HttpStatus> Refused(const std::string& bytes) {
   return whole->status;
 }
 
-TEST(HttpRequest, TakesAGetAndAHead) {
+TEST(HttpRequest, AcceptsGetAndHead) {
   for (const std::string method : {"GET", "HEAD"}) {
     for (const char* path :
          {"/status.json", "/status.json?pretty=1", "/status.json#x"}) {
@@ -60,7 +60,7 @@ TEST(HttpRequest, RefusesOtherMethods) {
   }
 }
 
-TEST(HttpRequest, IsBoundedToTheByte) {
+TEST(HttpRequest, IsRefusedOneByteAboveItsLimit) {
   const std::string fixed = "GET / HTTP/1.1\r\nA: \r\n\r\n";
   const auto request = [&](size_t bytes) {
     return "GET / HTTP/1.1\r\nA: " + std::string(bytes - fixed.size(), 'x') +

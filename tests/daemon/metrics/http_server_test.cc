@@ -33,8 +33,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// Returns a node with job "secret" of user 3987654321 in a cgroup, with a limit
-// and an event.
+// Returns a node with job "secret" of user 3987654321 in a cgroup, with a
+// limit.
 Snapshot Node() {
   Snapshot node;
   node.driver = "sim";
@@ -89,7 +89,7 @@ class HttpServerTest : public ::testing::Test {
   std::unique_ptr<HttpServer> http_;
 };
 
-TEST_F(HttpServerTest, APortThatIsTakenIsServedWhenItIsFree) {
+TEST_F(HttpServerTest, AUsedPortIsServedOnceItIsFree) {
   const std::string address = tcp();
   auto late = StartHttpServer({.listen = address});
   ASSERT_THAT(late, IsOk());
@@ -111,7 +111,7 @@ TEST_F(HttpServerTest, AnIpv6AddressIsReadWithoutItsBrackets) {
 }
 
 // An earlier server's listening socket is used only at the same address.
-TEST_F(HttpServerTest, TakesOverALeftSocketOfItsAddress) {
+TEST_F(HttpServerTest, TakesOverAnEarlierSocketOfItsAddress) {
   UniqueFd left;
   http_->WhenListening([&](int fd) { left = UniqueFd(dup(fd)); });
   const std::string address = tcp();
@@ -156,7 +156,7 @@ TEST_F(HttpServerTest, NamesAreOnlyOnTheUnixSocket) {
       EXPECT_THAT(sums, Not(HasSubstr(name))) << path;
       if (std::string(name) == "1987654321" &&
           std::string(path) == "/metrics") {
-        continue;  // a process is in no series
+        continue;  // no series names a process
       }
       EXPECT_THAT(HttpGet(socket_, path), HasSubstr(name)) << path;
     }
@@ -246,7 +246,8 @@ TEST_F(HttpServerTest, SimultaneousRequestsShareASnapshot) {
   for (const UniqueFd& asker : askers) {
     EXPECT_THAT(HttpRest(asker.get()), StartsWith("HTTP/1.1 200 OK"));
   }
-  // The server takes one snapshot per pause, however many requests come.
+  // The server takes at most one snapshot per 50 ms, however many requests
+  // come.
   const double rounds = (absl::Now() - start) / absl::Milliseconds(50) + 2;
   EXPECT_LE(snapshots_, rounds);
 }
@@ -284,7 +285,7 @@ TEST_F(HttpServerTest, ConnectionsUpToTheLimitAreKept) {
 
 // There are more complete requests than places for connections; all are
 // answered.
-TEST_F(HttpServerTest, ARequestThatWaitsIsNotClosedForOthers) {
+TEST_F(HttpServerTest, ACompleteRequestIsNotClosedToMakeRoom) {
   Serve();
   const std::string request = "GET /metrics HTTP/1.1\r\nHost: h\r\n\r\n";
   std::vector<UniqueFd> askers;
@@ -300,14 +301,15 @@ TEST_F(HttpServerTest, ARequestThatWaitsIsNotClosedForOthers) {
 }
 
 // Guards against a loop that spins when not even the spare descriptor is left.
-TEST_F(HttpServerTest, WithoutAnyDescriptorItPausesAndServesLater) {
+TEST_F(HttpServerTest, WithoutAnyDescriptorTheServerPausesAndServesLater) {
   Serve();
   const auto cpu = [] {
     timespec spent;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &spent);
     return absl::DurationFromTimespec(spent);
   };
-  // This connection exists already: poll refuses more sockets than may be open.
+  // With this connection poll gets more sockets than the lowered limit, and
+  // fails.
   const UniqueFd idle = HttpConnect(tcp());
   EXPECT_THAT(HttpGet(tcp(), "/readyz"), HasSubstr("\r\n\r\nok\n"));
   rlimit limit;

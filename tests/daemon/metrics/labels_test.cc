@@ -187,7 +187,7 @@ TEST(MetricLabels, AtMost256JobsAreNamedAndTheRestAreOther) {
   for (int i = 0; i < 300; ++i) {
     const SessionId a = node.Attach(fmt::format("job{}", i), 0);
     node.Ask(a, StepReport{});
-    // The process still lives, and so does the job.
+    // The process still lives, so the job does too.
     node.Run([&](Core& to) { return to.SocketEnded(a, node.clock.Now()); });
   }
   const std::string text = Scrape(node);

@@ -8,9 +8,9 @@
 namespace sluice::daemon {
 namespace {
 
-// Guards against computing the start from two clocks at each scrape: an alert
-// that counts its changes would report restarts.
-TEST(ProcessStats, AProcessHasOneStart) {
+// Guards against computing the start time from two clocks at each scrape: an
+// alert on changes of the start time would report restarts.
+TEST(ProcessStats, TheStartTimeDoesNotChange) {
   const double start = ReadProcessStats().start_time_seconds;
   EXPECT_NEAR(start, absl::ToDoubleSeconds(absl::Now() - absl::UnixEpoch()),
               600);

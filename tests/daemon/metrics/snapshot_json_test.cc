@@ -24,7 +24,7 @@ json JsonOf(const Snapshot& snapshot) {
   return json::parse(SnapshotJson(snapshot));
 }
 
-TEST(SnapshotJson, APoolHasItsBytesEachUnderItsName) {
+TEST(SnapshotJson, APoolHasEachByteCountUnderItsName) {
   Snapshot snapshot;
   snapshot.now = absl::UnixEpoch() + absl::Seconds(100);
   PoolSnapshot pool{.id = Host(3),
@@ -58,7 +58,7 @@ TEST(SnapshotJson, APoolHasItsBytesEachUnderItsName) {
             JsonOf(snapshot)["host"]);
 }
 
-TEST(SnapshotJson, ALinkSaysWhereItsSpeedIsFrom) {
+TEST(SnapshotJson, ALinkNamesTheSourceOfItsSpeed) {
   Snapshot snapshot;
   snapshot.links = {{.name = "free"},
                     {.name = "pcie0",
@@ -84,7 +84,7 @@ TEST(SnapshotJson, ALinkSaysWhereItsSpeedIsFrom) {
                          link("pcie1", none, none, 4, none, "measured")}));
 }
 
-TEST(SnapshotJson, ARankHasItsOwnAndItsLastStep) {
+TEST(SnapshotJson, ARankHasItsFiguresAndItsLastStep) {
   Snapshot snapshot;
   snapshot.jobs = {{.name = "tune", .principal = kUser, .world_size = 4}};
   RankSnapshot rank;
@@ -318,9 +318,9 @@ TEST(SnapshotJson, WaitingLeasesAndHoldersOfMemoryAreListed) {
                                                        {"host_bytes", 4}}}));
 }
 
-// A user outside the node's group sees that the node is drained, but not its
-// author.
-TEST(SnapshotJson, ADrainNamesItsAuthorToOperatorsOnly) {
+// A user outside the node's group sees that the node is drained, but not by
+// which administrator.
+TEST(SnapshotJson, ADrainNamesItsAdministratorToOperatorsOnly) {
   Snapshot snapshot;
   snapshot.now = absl::UnixEpoch() + absl::Seconds(100);
   EXPECT_EQ(JsonOf(snapshot)["drained"], nullptr);

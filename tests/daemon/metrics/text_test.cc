@@ -134,7 +134,7 @@ Snapshot AllDifferent(const CoreDriver& node) {
   return s;
 }
 
-TEST(MetricsText, IsThatWhichWasReviewed) {
+TEST(MetricsText, MatchesItsGoldenFile) {
   CoreDriver node;
   node.Attach("tune", 0, 2);
   node.Attach("tune", 1, 2);

@@ -18,7 +18,7 @@ CgroupCut Cut(const std::vector<std::string>& prefixes) {
 }
 
 // Guards against a whole budget for each cgroup that a user makes.
-TEST(CgroupCut, CgroupsThatAUserMayMakeCountForNothing) {
+TEST(CgroupCut, CgroupsThatAUserMayMakeAreNoPrincipals) {
   const CgroupCut cut = Cut(CgroupCut::Defaults());
   EXPECT_EQ(cut.Of("/user.slice/user-1000.slice/user@1000.service/a"), "");
   EXPECT_EQ(cut.Of("/"), "");
@@ -26,7 +26,7 @@ TEST(CgroupCut, CgroupsThatAUserMayMakeCountForNothing) {
   EXPECT_EQ(CgroupCut().Of("/kubepods/pod7"), "");
 }
 
-TEST(CgroupCut, PodsAndJobsCountByThemselvesHoweverDeepTheirProcessesAre) {
+TEST(CgroupCut, PodsAndJobsArePrincipalsWithAllCgroupsBelow) {
   const CgroupCut cut = Cut(CgroupCut::Defaults());
   EXPECT_EQ(cut.Of("/kubepods/pod7"), "/kubepods/pod7");
   EXPECT_EQ(cut.Of("/kubepods/pod7/c1/made/by/the/user"), "/kubepods/pod7");
@@ -40,18 +40,18 @@ TEST(CgroupCut, PodsAndJobsCountByThemselvesHoweverDeepTheirProcessesAre) {
   EXPECT_EQ(cut.Of("/system.slice/ssh.service"), "");
 }
 
-TEST(CgroupCut, AProcessInThePrefixItselfIsCutThere) {
+TEST(CgroupCut, AProcessInThePrefixItselfBelongsToThePrefix) {
   EXPECT_EQ(Cut({"/a*"}).Of("/ab"), "/ab");
   EXPECT_EQ(Cut({"/"}).Of("/"), "/");
   EXPECT_EQ(Cut({"/"}).Of("/x/y"), "/x");
 }
 
-TEST(CgroupCut, AStarEndsWithItsName) {
+TEST(CgroupCut, AStarMatchesWithinOneName) {
   EXPECT_EQ(Cut({"/a*c"}).Of("/a/c/d"), "");
   EXPECT_EQ(Cut({"/a*c"}).Of("/abc/d/e"), "/abc/d");
 }
 
-TEST(CgroupCut, WhatIsNoPathIsRefused) {
+TEST(CgroupCut, APrefixThatIsNoPathIsRefused) {
   for (const char* wrong : {"kubepods", "", "/a/../b"}) {
     EXPECT_THAT(CgroupCut::Make({wrong}).status(),
                 StatusIs(absl::StatusCode::kInvalidArgument,
@@ -60,12 +60,12 @@ TEST(CgroupCut, WhatIsNoPathIsRefused) {
   }
 }
 
-TEST(Principal, IsNamedForPeople) {
+TEST(Principal, NameHasTheUserAndTheCgroup) {
   EXPECT_EQ(Name(Principal{7, ""}), "user 7");
   EXPECT_EQ(Name(Principal{0, "/kubepods/pod7"}), "user 0 (/kubepods/pod7)");
 }
 
-TEST(Inheritance, IsOfTheSameUsersJobsOfSlurmAlone) {
+TEST(Inheritance, OnlySlurmJobsOfTheSameUserInherit) {
   const Principal user = {1, ""}, pod = {1, "/kubepods/pod1"},
                   job = {1, "/system.slice/slurmstepd.scope/job_1"},
                   next = {1, "/system.slice/slurmstepd.scope/job_2"},

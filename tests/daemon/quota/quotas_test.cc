@@ -1,4 +1,4 @@
-// Tests what one principal, and all together, may take.
+// Tests how much one principal, and all together, may take of each resource.
 #include "daemon/quota/quotas.h"
 
 #include <map>
@@ -118,8 +118,9 @@ TEST(Quotas, RandomUseAddsUpAndNothingIsLeft) {
   EXPECT_TRUE(quotas.TakeSnapshot(nullptr).users.empty());
 }
 
-// The kernel counts descriptors in flight by sender and soft limit.
-TEST(Shares, DescriptorsOnTheirWayStayBelowTheKernelsLimit) {
+// The kernel limits a user's descriptors in flight by the soft limit of open
+// files.
+TEST(Shares, DescriptorsInFlightStayBelowTheKernelsLimit) {
   for (const int64_t files : {64, 128, 1024, 20'000, 1'000'000}) {
     const Shares shares = SharesOf({}, files);
     const Share flight = shares[static_cast<size_t>(Resource::kInFlight)];
@@ -162,7 +163,6 @@ TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
   }
 }
 
-// A user that may have everything gets everything.
 TEST(Shares, NothingIsReservedIfOneUserMayHaveAll) {
   Quotas quotas(SharesOf({.ranks = 256}, 20'000));
   EXPECT_THAT(quotas.Ask(kA, Resource::kRanks, 256), IsOk());

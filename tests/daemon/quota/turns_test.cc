@@ -32,7 +32,7 @@ TEST(Turns, TimeIsSharedEvenlyAtAnyCostOfARequest) {
     const absl::Duration cost =
         first ? absl::Milliseconds(3) : absl::Microseconds(20);
     (first ? a : b) += cost;
-    turns.Add(first ? kFirst : kSecond, id);  // it has more requests
+    turns.Add(first ? kFirst : kSecond, id);  // more requests wait
     turns.Spent(cost);
   }
   EXPECT_LE(a - b, absl::Milliseconds(3));
@@ -47,7 +47,7 @@ TEST(Turns, SessionsOfOnePrincipalTakeTurns) {
   EXPECT_EQ(turns.Next(), std::nullopt);
 }
 
-TEST(Turns, APauseSavesNoTimeUp) {
+TEST(Turns, AnIdlePrincipalGainsNoTime) {
   Turns turns;
   turns.Add(kFirst, SessionId(1));
   for (int i = 0; i < 100; ++i) {

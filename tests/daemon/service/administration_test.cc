@@ -103,7 +103,7 @@ TEST_F(AdministrationTest, ABudgetThatIsNotSyncedIsInForceAndReported) {
   EXPECT_EQ(written_[0], policy());
 }
 
-TEST_F(AdministrationTest, ABudgetRefusedAfterItsWriteIsWrittenBack) {
+TEST_F(AdministrationTest, TheOldPolicyIsWrittenBackIfABudgetIsRefused) {
   const Policy before = policy();
   on_write_ = [this] {
     if (written_.size() == 1) LeaseEightMib();
@@ -129,7 +129,7 @@ TEST_F(AdministrationTest, ARefusalIsReportedEvenIfWritingBackIsNotSynced) {
 
 // Guards against a file with a policy that was never in force: the next daemon
 // would enforce it.
-TEST_F(AdministrationTest, ABudgetIsWrittenBackIfTheLoopEndsBeforeItApplies) {
+TEST_F(AdministrationTest, TheOldPolicyIsWrittenBackIfTheLoopEndsFirst) {
   const Policy before = policy();
   on_write_ = [this] {
     EndLoop();

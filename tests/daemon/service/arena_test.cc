@@ -67,7 +67,7 @@ class ArenaTest : public ::testing::Test {
   std::unique_ptr<device::Driver> driver_;
 };
 
-TEST_F(ArenaTest, NothingIsMadeAheadUnlessAsked) {
+TEST_F(ArenaTest, NothingIsMadeAheadByDefault) {
   const auto arena = Make(0);
   EXPECT_EQ(arena->Take(kHost, kArenaExtent), std::nullopt);
   EXPECT_EQ(Used(), Bytes(0));
@@ -90,7 +90,7 @@ TEST_F(ArenaTest, OnlyHostMemoryOfTheStandardSizeIsReady) {
   EXPECT_FALSE(arena->Take({PoolKind::kHost, 1}, kArenaExtent).has_value());
 }
 
-TEST_F(ArenaTest, ReadyMemoryMakesRoomForAnotherSize) {
+TEST_F(ArenaTest, ReadyMemoryIsReleasedForAnotherSize) {
   const auto arena = Make(3);
   ASSERT_THAT(Create(2).status(),
               StatusIs(absl::StatusCode::kResourceExhausted));
@@ -116,7 +116,7 @@ TEST_F(ArenaTest, ANodeIsFilledAsFarAsItHasRoom) {
   Expect(arena, kHeld);
 }
 
-TEST_F(ArenaTest, ItsEndReleasesAll) {
+TEST_F(ArenaTest, TheDestructorReleasesAllMemory) {
   Make(kHeld).reset();
   EXPECT_EQ(Used(), Bytes(0));
 }

@@ -85,9 +85,10 @@ TEST_F(ChannelTest, APeerThatReadsNothingHasStalled) {
   EXPECT_TRUE(channel_->HasStalled(clock_.Now()));
 }
 
-// Guards against a next try 100 ms later, after the session's end: poll reports
-// room a moment before the kernel counts the descriptors as received.
-TEST_F(ChannelTest, APeerThatReadJustBeforeTheLimitHasNot) {
+// The kernel reports room a moment before it counts the descriptors as
+// received. Guards against a retry only 100 ms later, when the session has been
+// ended.
+TEST_F(ChannelTest, APeerThatReadsJustBeforeTheLimitHasNotStalled) {
   SendEight();
   SendEight();
   clock_.Advance(Channel::kStallLimit - absl::Milliseconds(50));

@@ -1,4 +1,4 @@
-// Tests which of the policy's events are written to the log.
+// Tests which events of the core are written to the log.
 #include "daemon/service/log/event_writer.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ std::string Written(EventWriter& writer, const EventLog& log) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(EventWriter, WritesEachEventOnceAndSaysWhichRequestItFollowsFrom) {
+TEST(EventWriter, WritesEachEventOnceWithItsRequest) {
   EventLog log;
   EventWriter writer(kOwnUid);
   log.Add(kNow, EventKind::kRefuse, "no room", {1, ""},
@@ -33,9 +33,9 @@ TEST(EventWriter, WritesEachEventOnceAndSaysWhichRequestItFollowsFrom) {
   EXPECT_EQ(Written(writer, log), "");
 }
 
-// Guards against counting these events as dropped lines, with a message that
-// the log was not read.
-TEST(EventWriter, SaysOfEventsThatTheRingHasLostThatTheyCameAtOnce) {
+// Guards against counting lost events as dropped lines, with a message that the
+// log was not read.
+TEST(EventWriter, EventsLostFromTheRingAreReported) {
   EventLog log(/*capacity=*/4);
   EventWriter writer(kOwnUid);
   const uint64_t dropped = ReadLogLosses().dropped;

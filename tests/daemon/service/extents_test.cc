@@ -135,7 +135,7 @@ TEST_F(ExtentsTest, MemoryMadeAheadIsReleasedForAnotherSize) {
   EXPECT_THAT(Made(2), Each(IsOk()));
 }
 
-// Policy counts a dead process' memory as free before the device has it back.
+// The core counts a dead process' memory as free before the device has it back.
 TEST_F(ExtentsTest, AnExtentWaitsForMemoryThatBecomesFreeSoon) {
   auto other = device::OpenSimDriver(directory_.path());
   ASSERT_THAT(other, IsOk());
@@ -216,11 +216,11 @@ TEST_F(OwnedExtentsTest, ExtentsThatCannotBeMadeDelayNoOthers) {
     absl::SleepFor(absl::Milliseconds(1));
   }
   EXPECT_EQ(good(), kHeld + 1);
-  // The good one is made before the first of them gives up.
+  // The good extent is made before the first failing extent gives up.
   EXPECT_LT(clock_.Now() - start, kPatience / 2);
 }
 
-// Only "no room" is tried again: another error would come again.
+// Only "no room" is tried again, as another error would repeat.
 TEST_F(ExtentsTest, OtherErrorsAreReportedAtOnce) {
   auto node = device::SimNode::Open(directory_.path());
   ASSERT_THAT(node, IsOk());
@@ -233,7 +233,7 @@ TEST_F(ExtentsTest, OtherErrorsAreReportedAtOnce) {
 
 // Guards against a Make after a Destroy that joins a batch from before the
 // Destroy and is executed too early.
-TEST_F(ExtentsTest, ExtentsAreMadeAfterThoseDestroyedBeforeThem) {
+TEST_F(ExtentsTest, AnExtentIsMadeAfterEarlierDestroys) {
   OnLoop([&] {
     for (int id = 0; id < kHeld; ++id) Make(id);
   });

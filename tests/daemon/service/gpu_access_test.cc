@@ -63,15 +63,15 @@ TEST_F(GpuAccessTest, AnOpenDeviceNodeGivesAccessToItsGpuOnly) {
   EXPECT_THAT(access.May(gpus, 7), IsOk()) << "policy says there is none";
 }
 
-// Any user that may search the folder can open a path this way (O_PATH).
-TEST_F(GpuAccessTest, APathAloneOrReadingAloneShowsNothing) {
+// Any user that may search the folder can open a path with O_PATH.
+TEST_F(GpuAccessTest, ADescriptorWithoutWriteAccessShowsNoGpu) {
   const GpuAccess access = Of(nodes_);
   EXPECT_THAT(Shown(access, nodes_[0], O_PATH), IsEmpty());
   EXPECT_THAT(Shown(access, nodes_[0], O_RDONLY), IsEmpty());
   EXPECT_THAT(Shown(access, directory_.path(), O_PATH), IsEmpty());
 }
 
-TEST_F(GpuAccessTest, ACopyOfANodeOrAnotherDeviceShowsNothing) {
+TEST_F(GpuAccessTest, ACopyOfANodeOrAnotherDeviceShowsNoGpu) {
   const GpuAccess access = Of({"/dev/null", nodes_[0]});
   const std::string copy = directory_.File("copy");
   std::ofstream(copy) << "";

@@ -1,5 +1,5 @@
-// Tests how the refill thread reads what ranks write into their pages. It uses
-// the real clock, so it compares shares, not speeds.
+// Tests how the refill thread reads what ranks write into their pages. The
+// tests use the real clock, so they compare shares, not speeds.
 #include "daemon/service/grant_pages.h"
 
 #include <sys/mman.h>
@@ -81,7 +81,7 @@ TEST_F(TwoHungryRanks, ThePageOfLimitsIsReadOnlyForEveryUser) {
 }
 
 TEST_F(TwoHungryRanks, ShareEvenlyUntilOneHasADeadlineAndGoesFirst) {
-  Run(absl::Milliseconds(300));  // uses up what the first rank had alone
+  Run(absl::Milliseconds(300));  // uses up rank 0's wide first window
   ExpectSoon([&] {
     const std::array<double, 2> given = Run(absl::Milliseconds(100));
     return std::abs(given[0] - given[1]) <= 0.2 * given[0];
@@ -89,7 +89,7 @@ TEST_F(TwoHungryRanks, ShareEvenlyUntilOneHasADeadlineAndGoesFirst) {
   GrantUseSlot& slot = use_[1]->slot;
   // The rank with the deadline goes first, and then pays the other back.
   ExpectSoon([&] {
-    Run(absl::Milliseconds(300));  // pays back what an earlier try lent
+    Run(absl::Milliseconds(300));  // pays back an earlier try
     slot.due_ns[kH2d] = static_cast<uint64_t>(
         absl::ToUnixNanos(clock_.Now() + absl::Milliseconds(50)));
     slot.due_bytes[kH2d] = slot.used_bytes[kH2d] + (uint64_t{1} << 30);

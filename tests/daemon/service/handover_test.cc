@@ -83,7 +83,7 @@ class HandoverTest : public ::testing::Test {
     return ranks;
   }
 
-  // `node_`'s clock stands still.
+  // Returns when no task is left: 1 s never passes on `node_`'s clock.
   void RunTasks() { loop_->RunWhatIsThere(absl::Seconds(1)); }
   // Lets the store accept all messages until the handover saves again, and
   // takes the state's new descriptor from them.
@@ -206,7 +206,7 @@ TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   EXPECT_FALSE(handover_->saves());
   handover_->WhenKept([&] { waits = false; });
   RunTasks();
-  EXPECT_FALSE(waits);  // it does not wait for a failing store
+  EXPECT_FALSE(waits);  // at once, as the store fails
   node_.Attach("meanwhile", 0);
   AnswerUntilSaved();
   EXPECT_EQ(SessionsIn(state_), 1u);
@@ -227,7 +227,7 @@ TEST_F(HandoverTest, AnEndingDaemonDoesNotTryToSaveAgain) {
   EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
 }
 
-TEST(Handover, KeepsNothingWithoutBothSocketAndStore) {
+TEST(Handover, NeedsANotifySocketAndAStore) {
   Starter starter;
   starter.open_files = 1024;
   starter.notify_socket = "/notify";

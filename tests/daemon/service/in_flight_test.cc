@@ -117,9 +117,9 @@ TEST_F(InFlightTest, DescriptorsOfAnEndedSessionCountUntilItsPeerEnds) {
   EXPECT_NE(in_flight_.deadline(), absl::InfiniteFuture());
   EXPECT_TRUE(in_flight_.Sweep(kStart).empty());
   EXPECT_EQ(used(kA), 8);
-  // A forked child may hold the peer's end, so the session counts for its user.
+  // A forked child may hold the peer's end, so the ended session still counts.
   EXPECT_EQ(quotas_.used(kA, Resource::kSessions), 1);
-  ends.theirs.Reset();  // the last process with it ends
+  ends.theirs.Reset();  // by the peer's last process
   EXPECT_EQ(in_flight_.Sweep(kStart + absl::Seconds(1)).size(), 1u);
   EXPECT_EQ(used(kA), 0);
   EXPECT_EQ(quotas_.used(kA, Resource::kSessions), 0);

@@ -69,7 +69,7 @@ TEST(LogThread, WritingNeverWaitsAndDroppedLinesAreCounted) {
   EXPECT_THAT(pipe.ReadUntil("were dropped here"), HasSubstr(text));
 }
 
-TEST(LogThread, ItsEndDoesNotWaitForAReader) {
+TEST(LogThread, TheDestructorDoesNotWaitForAReader) {
   StderrPipe pipe;
   const absl::Time start = absl::Now();
   {
@@ -81,7 +81,7 @@ TEST(LogThread, ItsEndDoesNotWaitForAReader) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
-TEST(LogThread, ItsEndWritesWhatIsQueued) {
+TEST(LogThread, TheDestructorWritesQueuedLines) {
   StderrPipe pipe;
   {
     const LogThread log;
@@ -90,7 +90,7 @@ TEST(LogThread, ItsEndWritesWhatIsQueued) {
   EXPECT_THAT(pipe.ReadUntil("the last line"), HasSubstr("the last line"));
 }
 
-TEST(LogLimiter, BoundsTheLinesOfEachUserAndSaysHowManyAreMissing) {
+TEST(LogLimiter, LimitsTheLinesOfEachUserAndCountsTheRest) {
   LogLimiter limiter;
   absl::Time now = absl::FromUnixSeconds(1000);
   for (int i = 0; i < LogLimiter::kBurst; ++i) {

@@ -29,7 +29,7 @@ class LoopTest : public ::testing::Test {
   int seen_ = 0;
 };
 
-TEST_F(LoopTest, PendingEventsAreHandledBeforeItRuns) {
+TEST_F(LoopTest, RunWhatIsThereHandlesPendingEvents) {
   int posted = 0, work = 3;
   loop_->Post([&] { ++posted; });
   loop_->SetWork([&] { return --work > 0; });
@@ -46,7 +46,7 @@ TEST_F(LoopTest, RunWhatIsThereDoesNotWait) {
   EXPECT_EQ(seen_, 0);
 }
 
-TEST_F(LoopTest, WorkWithoutEndIsLeftToTheRun) {
+TEST_F(LoopTest, RunWhatIsThereLeavesEndlessWorkToRun) {
   loop_->SetWork([] { return true; });
   loop_->RunWhatIsThere(absl::Milliseconds(1));
   Signal();
@@ -70,7 +70,7 @@ bool MayHaveRealTime() {
 
 TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
   if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
-  Signal();  // so that the loop begins
+  Signal();  // wakes the loop
   loop_->BeUrgent();
   int first = -1, last = -1;
   loop_->SetWork([&] {

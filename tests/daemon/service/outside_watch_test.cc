@@ -42,12 +42,12 @@ class OutsideWatchTest : public ::testing::Test {
   std::unique_ptr<OutsideWatch> watch_;  // last: its thread posts to the loop
 };
 
-TEST_F(OutsideWatchTest, AStartKnowsBeforeTheLoopRuns) {
+TEST_F(OutsideWatchTest, AStartAsksBeforeTheLoopRuns) {
   watch_->Start();
   EXPECT_EQ(told_, 1);
 }
 
-TEST_F(OutsideWatchTest, ATakeoverAsksLaterAndWaitsForNothing) {
+TEST_F(OutsideWatchTest, ATakeoverAsksLaterWithoutWaiting) {
   const absl::Time begin = absl::Now();
   watch_->GoOn();
   loop_->RunWhatIsThere(absl::ZeroDuration());

@@ -1,4 +1,5 @@
-// Tests a peer's identity, by both ways of getting its pidfd, and how it ended.
+// Tests how a peer is identified, with both ways of getting its pidfd, and how
+// its end is read.
 #include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>
@@ -34,7 +35,7 @@ using sluice::testing::TempDir;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// A child that connects to this process, reports that, and calls `then`.
+// A child process that connects to this process and then calls `then`.
 class ConnectedChild {
  public:
   explicit ConnectedChild(std::function<void()> then) {
@@ -80,7 +81,7 @@ TEST_P(PeerTest, ExitStatusIsReadBeforeThePeerIsReaped) {
   UniqueFd end(leave[1]);
   ConnectedChild peer([&] {
     end.Reset();
-    char byte;  // waits until it is identified
+    char byte;  // waits until the peer is identified
     [[maybe_unused]] const ssize_t got = read(waits.get(), &byte, 1);
     _exit(7);
   });
@@ -157,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(, PeerTest, ::testing::Bool(), [](const auto& info) {
   return info.param ? "SoPeerPidfd" : "PidfdOpen";
 });
 
-TEST(PeerCgroup, IsCutAsTheConfigurationSays) {
+TEST(PeerCgroup, IsCutAtTheConfiguredPrefix) {
   ConnectedChild peer([] { pause(); });
   SLUICE_ASSERT_OK_AND_ASSIGN(const CgroupCut all, CgroupCut::Make({"/"}));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
@@ -171,8 +172,7 @@ bool WriteFile(const std::string& path, const std::string& text) {
                    static_cast<ssize_t>(text.size());
 }
 
-// Changes the user, and keeps /proc/self readable for it: it must write the
-// maps of its namespace.
+// Changes the user, and gives /proc/self to the new user.
 void BecomeUser(uid_t uid) {
   ASSERT_EQ(setresuid(uid, uid, uid), 0);
   ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);
@@ -184,7 +184,7 @@ constexpr char kNeedsOneThread[] =
     "a process of several threads makes no user namespace";
 
 // Guards against two users that look the same in `unshare -U --map-root-user`:
-// the second would get the first one's memory.
+// the second would get the first user's memory.
 TEST(PeerUser, AUserThatTheNamespaceDoesNotMapIsRefused) {
   if (geteuid() != 0) GTEST_SKIP() << kNeedsRoot;
   if (kThreadSanitizer) GTEST_SKIP() << kNeedsOneThread;
@@ -221,7 +221,7 @@ TEST(PeerUser, ASubordinateUserCountsAsItsNamespacesOwner) {
     BecomeUser(1234);
     ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
     ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
-    while (setresuid(7, 7, 7) != 0) usleep(1000);  // until it is mapped
+    while (setresuid(7, 7, 7) != 0) usleep(1000);  // until user 7 is mapped
     const auto fd = wire::Connect(directory.File("s"));
     ASSERT_TRUE(fd.ok()) << fd.status();
     pause();

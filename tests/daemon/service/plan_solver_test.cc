@@ -1,4 +1,4 @@
-// Tests ends of plan workers for which no request waits.
+// Tests how many plan workers run at once, and that they end.
 #include "daemon/service/plan_solver.h"
 
 #include <signal.h>
@@ -36,7 +36,7 @@ pid_t PidIn(const std::string& path) {
 }
 
 // Guards against a worker that runs on after the daemon's end.
-TEST(PlanSolver, AWorkerWhoseStartWasNeverReportedEndsAtShutdown) {
+TEST(PlanSolver, AWorkerWithAnUnreportedStartEndsAtShutdown) {
   testing::TempDir directory;
   const std::string worker = directory.File("worker");
   const std::string pid_file = directory.File("pid");
@@ -121,8 +121,8 @@ class PlanSolverTurns : public ::testing::Test {
     absl::SleepFor(absl::Milliseconds(100));
     return Pids();
   }
-  // Returns whether the hurrying signal is pending: this worker never receives
-  // it.
+  // Returns whether the signal that hurries a worker is pending. The workers of
+  // this test never handle it.
   static bool IsHurried(pid_t pid) {
     std::ifstream file("/proc/" + std::to_string(pid) + "/status");
     for (std::string line; std::getline(file, line);) {

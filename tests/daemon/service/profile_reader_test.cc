@@ -120,7 +120,7 @@ TEST_F(ProfileReaderTest, WaitingProfilesAreLimitedPerSessionAndPerUser) {
                          HasSubstr("2 profiles of this session")));
   }
   EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
-  // one of the session's is being read
+  // one profile is being read
   EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
   EXPECT_THAT(Read(4, 7, Encoded(1)),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -224,7 +224,7 @@ TEST_F(ProfileReaderTest, ALargeProfileOfOneUserDoesNotDelayAnothers) {
 
 // Guards against 18,778 descriptors that stay open three minutes after the
 // session's end.
-TEST_F(ProfileReaderTest, AProfileGoesWithItsSession) {
+TEST_F(ProfileReaderTest, AProfileIsDroppedWithItsSession) {
   Make();
   std::vector<int> memfds;
   for (int i = 0; i < 3; ++i) {

@@ -15,7 +15,8 @@ using ::sluice::testing::StatusIs;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Returns how SmallNode with these UUIDs reads the state that `before` saves.
+// Returns the status of reading the state of `before` on a SmallNode with these
+// UUIDs.
 absl::Status Read(CoreDriver& before, std::string first, std::string second) {
   NodeConfig node = SmallNode();
   node.gpus[0].uuid = std::move(first);
@@ -24,7 +25,7 @@ absl::Status Read(CoreDriver& before, std::string first, std::string second) {
   return ReadSaved({CoreRows().Everything(before.core), {}}, fresh).status();
 }
 
-TEST(ReadSaved, RefusesAGpuThatIsAnotherThanJobsUse) {
+TEST(ReadSaved, RefusesAnotherGpuThanTheOneThatJobsUse) {
   CoreDriver before;
   before.Attach("job", 0, 1, 1, 1);
   EXPECT_THAT(Read(before, "GPU-a", "GPU-b"), IsOk());
@@ -36,7 +37,7 @@ TEST(ReadSaved, RefusesAGpuThatIsAnotherThanJobsUse) {
   EXPECT_THAT(Read(before, "GPU-a", ""), IsOk()) << "GPU 1 cannot be used now";
 }
 
-TEST(ReadSaved, RefusesAGpuThatIsAnotherThanTheMemoryIsOf) {
+TEST(ReadSaved, RefusesAnotherGpuThanTheOneWithTheMemory) {
   CoreDriver before;
   const SessionId rank = before.Attach("job", 0);
   ASSERT_THAT(before.Lease(rank, Gpu(0), MiB(4)).status(), IsOk());
@@ -47,7 +48,7 @@ TEST(ReadSaved, RefusesAGpuThatIsAnotherThanTheMemoryIsOf) {
 }
 
 // Older daemons saved no UUIDs.
-TEST(ReadSaved, TakesANumberForTheGpuWhereNoUuidWasSaved) {
+TEST(ReadSaved, KnowsAGpuWithoutASavedUuidByItsNumber) {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.uuid.clear();
   CoreDriver before(node);

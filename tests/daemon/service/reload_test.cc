@@ -88,7 +88,7 @@ TEST_F(ReloadTest, AMissingProgramIsAnError) {
   EXPECT_FALSE(said_[0].ok());
 }
 
-// An earlier check saw the file before the later change.
+// A check that began before a request may not have seen the file's last change.
 TEST_F(ReloadTest, OnlyTheLatestRequestIsAnswered) {
   Reload reload =
       Of("read line < $1; echo > $1.there; echo \"error: $line\" >&2; exit 2");
@@ -97,7 +97,7 @@ TEST_F(ReloadTest, OnlyTheLatestRequestIsAnswered) {
   reload.Ask();
   std::thread writer([this] {
     Open("first");
-    WaitForWord();  // it has closed the gate
+    WaitForWord();  // the first child has closed the gate
     Open("second");
   });
   loop_->Run();
@@ -118,7 +118,7 @@ TEST_F(ReloadTest, AProgramThatTakesTooLongIsKilled) {
                                     HasSubstr("ended with status 9 ")));
 }
 
-TEST_F(ReloadTest, ItsEndLeavesNoChild) {
+TEST_F(ReloadTest, TheDestructorLeavesNoChild) {
   {
     Reload reload = Of("echo > $1.there; read line < $1");
     reload.Ask();

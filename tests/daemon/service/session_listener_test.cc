@@ -1,5 +1,5 @@
-// Tests that every connection gets an answer, and that a socket's path stays
-// its maker's.
+// Tests that every connection gets an answer, and when the socket's path is
+// removed.
 #include "daemon/service/session_listener.h"
 
 #include <sys/resource.h>
@@ -82,7 +82,7 @@ TEST_F(SessionListenerTest, AConnectionIsAcceptedOrGetsTheReasonWhyNot) {
   EXPECT_EQ(Told(second), "too many");
 }
 
-TEST_F(SessionListenerTest, AClientIsToldThatNoDescriptorIsLeft) {
+TEST_F(SessionListenerTest, AClientGetsAnErrorIfNoDescriptorIsLeft) {
   Serve();
   const UniqueFd client = Connect();
   rlimit limit;
@@ -97,7 +97,7 @@ TEST_F(SessionListenerTest, AClientIsToldThatNoDescriptorIsLeft) {
 }
 
 // Not even the spare descriptor can be used.
-TEST_F(SessionListenerTest, AfterAPauseWaitingClientsAreAccepted) {
+TEST_F(SessionListenerTest, WithoutAnyDescriptorClientsAreAcceptedAfterAPause) {
   Serve();
   const UniqueFd client = Connect();
   rlimit limit;
@@ -124,7 +124,7 @@ TEST_F(SessionListenerTest, AConnectionAfterStopIsNotAccepted) {
   EXPECT_EQ(listener_->deadline(), absl::InfiniteFuture());
 }
 
-TEST_F(SessionListenerTest, RemoveKeepsAPathThatStays) {
+TEST_F(SessionListenerTest, RemoveKeepsThePathOfALastingSocket) {
   Serve();
   listener_->Remove();
   EXPECT_NE(access(path_.c_str(), F_OK), 0);

@@ -94,12 +94,11 @@ TEST_F(SnapshotsTest, QueriesForOneViewShareAMemfdMadeByAnotherThread) {
   EXPECT_NE(rendered_on_.load(), thread_.get_id());
 }
 
-TEST_F(SnapshotsTest, TakesATenthOfTheLoopsTimeAndUsersInTurn) {
+TEST_F(SnapshotsTest, SnapshotsTakeATenthOfTheTimeAndUsersTakeTurns) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);
   OnLoop([&] {
-    // One user requests two views, then another one; the other user's comes
-    // second.
+    // User 1 requests two views, then user 2 requests one, which comes second.
     for (const bool observer : {false, true}) {
       Ask({.principal = Principal{1, "/a"}, .observer = observer});
     }
@@ -132,7 +131,7 @@ TEST_F(SnapshotsTest, AnAnswerIsNeverOlderThanItsQuery) {
   });
 }
 
-TEST_F(SnapshotsTest, AQueryThatWaitsAtTheEndIsNotAnswered) {
+TEST_F(SnapshotsTest, ClearDropsWaitingQueries) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);
   OnLoop([&] {

@@ -8,7 +8,7 @@
 namespace sluice::daemon {
 namespace {
 
-TEST(TaskThread, FinishWaitsForTheRunningTaskAsLongAsItMay) {
+TEST(TaskThread, FinishWaitsForTheRunningTaskUntilItsTimeout) {
   TaskThread thread("task");
   std::promise<void> runs, ends;
   thread.Run([&] {

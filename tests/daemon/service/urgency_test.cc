@@ -9,7 +9,7 @@ constexpr absl::Duration kWindow = Urgency::kWindow;
 class UrgencyTest : public ::testing::Test {
  protected:
   // Lets a window pass in which the thread computed for this share of a core.
-  // Returns whether it is still urgent.
+  // Returns whether the thread is urgent.
   bool After(double share) {
     now_ += kWindow;
     cpu_ += share * kWindow;
@@ -43,9 +43,9 @@ TEST_F(UrgencyTest, DoesNotChangeWithinAWindow) {
   EXPECT_FALSE(urgency_.IsUrgent(now_, cpu_));
 }
 
-// After a sleep the thread is judged by the whole time, not by the moment since
-// it woke.
-TEST_F(UrgencyTest, CountsSleepAsMuchAsItLasted) {
+// After a sleep, the thread's share of a core is taken over the whole time
+// since the last check.
+TEST_F(UrgencyTest, CountsTheTimeOfASleep) {
   EXPECT_TRUE(After(0));
   now_ += absl::Seconds(10);
   cpu_ += absl::Seconds(1);

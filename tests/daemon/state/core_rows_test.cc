@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 
 constexpr int kStory = testing::kSanitized ? 1000 : 4000;
 
-// Returns all of a core's rows, numbered from 1; equal cores have equal rows.
+// Returns all of a core's rows. Equal cores have equal rows, as a new CoreRows
+// numbers shared objects from 1.
 std::string RowsOf(const NodeConfig& node, CoreState state) {
   Core core(node, absl::UnixEpoch());
   core.Load(std::move(state));
@@ -31,8 +32,8 @@ std::string RowsOf(const NodeConfig& node, CoreState state) {
   return CoreRows().Everything(core);
 }
 
-// The state that was read has its own objects of profiles and plans, so these
-// compare contents.
+// Compares profiles and plans by content, as a state that was read has objects
+// of its own.
 void CheckSame(const ProfileWithHash& a, const ProfileWithHash& b) {
   SLUICE_CHECK(a.hash == b.hash && a.units == b.units);
   SLUICE_CHECK(plan::Encode(*a.profile) == plan::Encode(*b.profile));
@@ -122,7 +123,7 @@ class Store {
     if (!record.empty()) contents_.records.push_back(std::move(record));
   }
   void Check(const Core& core) const {
-    // The administrators' policy is kept elsewhere.
+    // The rows do not have the administrators' policy.
     Core fresh(core.config(), absl::UnixEpoch());
     SLUICE_CHECK_OK(
         fresh.SetPolicy(core.live_policy().policy(), absl::UnixEpoch()));
@@ -210,7 +211,7 @@ TEST(CoreRowsRecordTest, ExtentsThatAreMadeTogetherAreOneRecord) {
   EXPECT_LT(records, 2 * all);
 }
 
-// Prints what the loop pays for sessions that do not report received replies.
+// Prints what a checkpoint costs if sessions acknowledge no replies.
 TEST(CoreRowsRecordTest, ACheckpointOfFullHistoriesHasEachReply) {
   CoreDriver node;
   constexpr size_t kRanks = 64;
@@ -250,7 +251,7 @@ TEST(CoreRowsRecordTest, HasNoRequestsOfSessionsThatAreNoRanks) {
   EXPECT_GT(rows.Changes(node.core).size(), 200 * 10);
 }
 
-// Version 1 saved leases that wait for a plan outside the rows.
+// Version 1 saved leases that wait for a plan outside the rows of waiters.
 TEST(CoreRowsRecordTest, LeasesWaitingForPlansAreReadFromVersion1) {
   CoreDriver node;
   const SessionId rank = node.Attach("job", 0);
@@ -314,7 +315,7 @@ TEST_F(DamagedTest, ACutOffCheckpointIsReadOrRefused) {
   ASSERT_TRUE(Read().ok());
   std::string& bytes = contents_.checkpoint;
   for (bytes.pop_back(); bytes.size() > 1; bytes.pop_back()) {
-    // A cut between two rows leaves fewer rows, with a lease of no session.
+    // A cut between two rows leaves fewer rows, which may be read.
     Read().IgnoreError();
   }
   contents_.checkpoint = "x";

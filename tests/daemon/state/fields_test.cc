@@ -1,4 +1,5 @@
-// Tests plain data as bytes and back, and bytes that are something else.
+// Tests that plain data is read back from its bytes, and other bytes are
+// refused.
 #include "daemon/state/fields.h"
 
 #include <limits>
@@ -25,7 +26,7 @@ void Fields(Ar& ar, Is<Point> auto& point) {
   ar(2, point.y);
 }
 
-// The type in a later version, with more fields before, between and after.
+// Point in a later version, with more fields before, between and after.
 struct Later {
   int64_t x = 0;
   std::string name;
@@ -111,7 +112,7 @@ Everything Sample() {
 
 struct Written {
   std::string bytes;
-  Objects objects;  // the object to read into
+  Objects objects;  // that `bytes` refer to
 };
 
 template <typename T>
@@ -131,7 +132,7 @@ bool Read(const std::string& bytes, Objects& objects, T& to) {
   return reader.Done();
 }
 
-TEST(FieldsTest, WhatIsWrittenIsRead) {
+TEST(FieldsTest, FieldsAreReadAsWritten) {
   const Everything all = Sample();
   Written written = Write(all);
   Everything read;
@@ -160,7 +161,7 @@ TEST(FieldsTest, WhatIsWrittenIsRead) {
   EXPECT_EQ(read.none, nullptr);
 }
 
-TEST(FieldsTest, TimesComeBackToTheGrain) {
+TEST(FieldsTest, TimesAreReadBackExactly) {
   for (const absl::Time time :
        {absl::UnixEpoch(), absl::InfiniteFuture(), absl::InfinitePast(),
         absl::UnixEpoch() + absl::Nanoseconds(1) / 4,
@@ -202,7 +203,7 @@ TEST(FieldsTest, CutOffOrLongerBytesAreRefused) {
   EXPECT_FALSE(Read(written.bytes + "x", written.objects, read));
 }
 
-TEST(FieldsTest, AnotherTypeUnderTheNumberIsNotRead) {
+TEST(FieldsTest, AFieldOfAnotherTypeIsRefused) {
   Written text = Write(std::pair<Later, int>{});
   std::string bytes;
   Objects none;
@@ -214,7 +215,7 @@ TEST(FieldsTest, AnotherTypeUnderTheNumberIsNotRead) {
   EXPECT_FALSE(Read(whole, none, point));
 }
 
-TEST(FieldsTest, AnObjectThatIsNotThereIsNotRead) {
+TEST(FieldsTest, AMissingObjectIsRefused) {
   Written written = Write(Sample());
   Objects none;
   Everything read;

@@ -47,7 +47,8 @@ std::string FileText(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// Omits the administrators' changes, which are on disk and not in the state.
+// Returns a random story without the administrators' changes, which are on disk
+// and not in the state.
 Instructions Story() {
   Instructions story = RandomStory(21, 600);
   std::erase_if(story, [](const Instruction& in) {
@@ -203,7 +204,7 @@ UniqueFd Golden(uint32_t version) {
 
 class GoldenState : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(GoldenState, IsReadAsItIsDescribed) {
+TEST_P(GoldenState, IsReadAsItsTextDescribes) {
   if (GetParam() == kStateVersions.written &&
       std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     WriteGolden(GetParam());
@@ -216,7 +217,7 @@ TEST_P(GoldenState, IsReadAsItIsDescribed) {
   SLUICE_ASSERT_OK_AND_ASSIGN(CoreState read, ReadCore(contents, next.Save()));
   EXPECT_EQ(Describe(read), FileText(PathOf(GetParam(), "txt")));
 
-  // Today's core accepts it, takes over, and saves it again.
+  // This build's core loads the state, takes over, and saves it again.
   std::set<SessionId> reached;
   for (const auto& [id, session] : read.sessions) {
     if (session.is_rank()) reached.insert(id);

@@ -70,7 +70,7 @@ TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
   EXPECT_THAT(next->to_solve, SizeIs(1));
 }
 
-TEST_F(LostRounds, OfAJoinTheJobItselfAsksAgain) {
+TEST_F(LostRounds, AJoiningJobAsksAgainItself) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);
@@ -95,7 +95,7 @@ TEST_F(LostRounds, AProfileWithALostAnswerIsReadWhenItIsRepeated) {
   EXPECT_THAT(next->to_solve, SizeIs(1));
 }
 
-TEST_F(LostRounds, APlanComesAgainWithTheAnswerToItsProfile) {
+TEST_F(LostRounds, APlanIsSentAgainWithTheAnswerToItsProfile) {
   a = node.Attach("a", 0);
   node.Ask(a, ProfileRequest{}, request);
   Read(node);
@@ -112,7 +112,7 @@ TEST_F(LostRounds, APlanComesAgainWithTheAnswerToItsProfile) {
 
 // Guards against refusing a lease because no round that could free memory is
 // due.
-TEST_F(LostRounds, ALeaseThatWaitsForOneIsNotRefused) {
+TEST_F(LostRounds, ALeaseThatWaitsForARoundIsNotRefused) {
   a = Ask("a");
   Solve({{1, MiB(32)}});
   LeaseHost(a, MiB(32));

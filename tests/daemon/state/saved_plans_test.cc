@@ -19,7 +19,8 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// Returns a profile of the greatest size (proto/plan/codec.h), without traces.
+// Returns a profile with texts of the greatest length (proto/plan/codec.h),
+// without traces.
 std::shared_ptr<plan::RankProfile> LargeProfile(size_t classes) {
   auto profile = std::make_shared<plan::RankProfile>();
   profile->kinds[0].name = std::string(plan::kMaxNameBytes, 'k');
@@ -98,7 +99,7 @@ class Planned : public ::testing::Test {
   StateFile::Contents contents_;
 };
 
-TEST_F(Planned, TheLargestProfileIsAdmittedAndSavedWithinWhatItCounts) {
+TEST_F(Planned, TheLargestProfileTakesNoMoreBytesThanAreCounted) {
   const size_t before = rows_.Everything(node_.core).size();
   Run("largest", 1, plan::kMaxClasses);
   const JobKey job{{1, "/a"}, "largest"};
@@ -128,7 +129,7 @@ TEST_F(Planned, AProfileTooLargeToSaveIsRefusedWithTheLimit) {
 }
 
 // Guards against plans that no profile counts any more.
-TEST_F(Planned, AJobThatAsksForLessStillCountsThePlanThatItUses) {
+TEST_F(Planned, AJobsPlanStillCountsAfterASmallerProfile) {
   Run("job", 1, 600);
   const size_t used = rows_.Everything(node_.core).size();
   AskAgain({{1, "/a"}, "job"}, 8);

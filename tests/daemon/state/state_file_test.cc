@@ -95,14 +95,14 @@ TEST(StateFile, ACheckpointTakesThePagesThatItNeeds) {
 }
 
 // Bytes in an old record that look like a new record are ignored.
-TEST(StateFile, RecordsOfAnOlderCheckpointAreVoid) {
+TEST(StateFile, RecordsOfAnOlderCheckpointAreIgnored) {
   const UniqueFd fd = Memory(), twin = Memory();
   const auto file = Made(fd), later = Made(twin);
   EXPECT_THAT(later->Checkpoint(""), IsOk());
   EXPECT_THAT(later->Append("1"), IsOk());
   EXPECT_THAT(later->Append("2"), IsOk());
-  // Forges record 1 of epoch 2, at the place where the record after one of 8
-  // bytes begins.
+  // Forges record 1 of epoch 2 at the place where the record after "8 bytes "
+  // begins.
   std::string forged(8, 'x');
   forged.resize(48);
   const size_t log = 3 * 8 + 2 * 136;
@@ -185,7 +185,7 @@ TEST(StateFile, AnInterruptedWriteCountsWholeOrNotAtAll) {
 
 // Guards against a state that only the store could drop: if the store missed
 // the request, the next daemon would use it.
-TEST(StateFile, AVoidedStateIsUnreadableFromOneStoreOn) {
+TEST(StateFile, VoidTakesEffectAtOneStoreInstruction) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
   for (const char* state : {"one", "two"}) {
@@ -245,8 +245,8 @@ TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   EXPECT_GT(refused, 8 * 40);
 }
 
-// Guards against reading the word behind the last page: the daemon died of
-// SIGSEGV instead of starting without the state.
+// Guards against reading the word behind the last page, which would end the
+// daemon by SIGSEGV.
 TEST(StateFile, AFileWithoutRoomForRecordsIsRefused) {
   const UniqueFd fd = Memory();
   const StateFile::Sizes page = {Bytes(100), Bytes(4096 - 24 - 2 * 136 - 32)};

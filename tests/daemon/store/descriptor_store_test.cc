@@ -60,7 +60,7 @@ class Store : public ::testing::Test {
     return done->get_future();
   }
 
-  // Returns the next message's text; "" if none comes in 2 s.
+  // Returns the next message's text, or "" if none comes in 2 s.
   std::string NextText() {
     auto message = other_->Next();
     return message ? message->text : "";
@@ -95,13 +95,13 @@ TEST_F(Store, AFlushIsDoneWhenItsBarrierIsAnswered) {
   EXPECT_TRUE(store->Has("x-1"));
 }
 
-TEST_F(AbstractStore, IsReachedByItsName) {
+TEST_F(AbstractStore, IsReachedAtAnAbstractAddress) {
   const auto store = Start();
   store->Ready("two\nGPUs");
   EXPECT_EQ(NextText(), "READY=1\nSTATUS=two GPUs");
 }
 
-TEST_F(Store, TellsTheManagerInOrder) {
+TEST_F(Store, SendsMessagesInOrder) {
   const auto store = Start();
   store->Ready("");
   store->Watchdog();
@@ -176,7 +176,7 @@ TEST_F(Store, AFlushFailsInTimeIfTheStoreNeverAnswers) {
   EXPECT_LT(took, absl::Seconds(5));
 }
 
-// If the keeper is not this process's parent, it died before the start.
+// A keeper that is not this process's parent died before the start.
 TEST_F(Store, TheStoreOfADeadKeeperKeepsNothing) {
   constexpr pid_t kNone = (1 << 22) - 1;
   int lost = 0;
@@ -245,7 +245,7 @@ TEST_F(Store, TakesNoCpuWhileThereIsNothingToSend) {
   EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 20);
 }
 
-TEST_F(Store, IsClosedWhileItWaits) {
+TEST_F(Store, ItsDestructorCancelsWaitingFlushes) {
   auto store = Start(100, absl::Minutes(10));
   auto done = Flush(*store);
   const auto barrier = other_->Next();
@@ -266,7 +266,8 @@ TEST(NoStore, KeepsNothingAndIsDoneAtOnce) {
   EXPECT_THAT(done, IsOk());
 }
 
-// A unit of Type=notify listens, but need not have a descriptor store.
+// systemd listens for a unit of Type=notify, with or without a descriptor
+// store.
 TEST_F(Store, AManagerWithoutAStoreStillGetsMessages) {
   const auto store = Start(/*capacity=*/0);
   EXPECT_FALSE(store->keeps());

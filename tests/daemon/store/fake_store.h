@@ -36,13 +36,12 @@ class FakeStore {
                                              address.size())) == 0);
   }
 
-  // Returns whether a message arrives within `wait_ms`.
   bool IsReadable(int wait_ms = 2000) {
     pollfd ready = {socket_.get(), POLLIN, 0};
     return poll(&ready, 1, wait_ms) > 0;
   }
 
-  // Returns the next message; nullopt if none arrives within `wait_ms`.
+  // Returns the next message, or nullopt if none arrives within `wait_ms`.
   std::optional<Message> Next(int wait_ms = 2000) {
     if (!IsReadable(wait_ms)) return std::nullopt;
     std::array<char, 4096> text;

@@ -53,7 +53,7 @@ class HandedListener : public ::testing::Test {
   const std::string path_ = folder_.File("session.sock");
 };
 
-TEST_F(HandedListener, IsTheOneAtThePath) {
+TEST_F(HandedListener, IsTheSocketAtThePath) {
   UniqueFd made = Listening(path_);
   const int number = made.get();
   const auto taken = Take(std::move(made));
@@ -61,7 +61,7 @@ TEST_F(HandedListener, IsTheOneAtThePath) {
   EXPECT_EQ(taken->get(), number);
 }
 
-TEST_F(HandedListener, IsNoneIfNoSocketWasPassed) {
+TEST_F(HandedListener, IsMissingIfNoSocketWasPassed) {
   const auto taken = Take(UniqueFd());
   ASSERT_THAT(taken, IsOk());
   EXPECT_FALSE(*taken);

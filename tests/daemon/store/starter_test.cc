@@ -67,7 +67,7 @@ TEST(Starter, HandsOnDescriptorsByName) {
   });
 }
 
-TEST(Starter, AnEarlierKeeperIsKnownToo) {
+TEST(Starter, AnEarlierKeepersVariableIsRead) {
   AsStarted([] {
     Set("SLUICE_KEEPER", "17:/a:b");
     SLUICE_ASSERT_OK_AND_ASSIGN(const Starter starter, TakeFromStarter());
@@ -143,7 +143,7 @@ TEST(Starter, ADescriptorThatIsNotOpenIsRefused) {
   });
 }
 
-TEST(StoreCapacity, IsNeverMoreThanTheNextDaemonCanBeHanded) {
+TEST(StoreCapacity, IsNoMoreThanTheNextDaemonCanReceive) {
   Starter starter;
   starter.open_files = 1024;
   EXPECT_EQ(StoreCapacity(starter, 500), 500);

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The descriptor store of a real systemd: systemd_test.py STORING_DAEMON
+"""Tests the descriptor store of a real systemd: systemd_test.py STORING_DAEMON
 
 Boots a systemd in private namespaces (own /run and /tmp, no unit but the
 test's), which starts the daemon of tests/daemon/keeper. A peer process kills
@@ -111,8 +111,7 @@ def boot(daemon):
     for name, text in (("storing.service", SERVICE), ("st.target", TARGET)):
         with open(f"{units}/{name}", "w", encoding="ascii") as file:
             file.write(text)
-    # Without an own /tmp the first job of this systemd would empty the
-    # machine's.
+    # Without a /tmp of its own, this systemd would empty the machine's.
     subprocess.run(mount + ["/tmp"], check=True)
     own_systemd.check_beside(check)
     os.execv(SYSTEMD, [SYSTEMD, "--system", "--unit=st.target",

@@ -35,8 +35,8 @@ class Cgroup : public ::testing::Test {
   testing::TempDir root_;
 };
 
-// Guards against reading only the root's file.
-TEST_F(Cgroup, SmallestLimitOfAllAbove) {
+// Guards against reading only the limit of the root group.
+TEST_F(Cgroup, TheSmallestLimitOfAllGroupsAboveCounts) {
   IsIn("0::/system.slice/a:b.service\n");
   EXPECT_FALSE(Limit());
   Set("system.slice/a:b.service/memory.max", "max");
@@ -48,7 +48,7 @@ TEST_F(Cgroup, SmallestLimitOfAllAbove) {
   EXPECT_THAT(Limit()->file, EndsWith("/system.slice/memory.max"));
 }
 
-TEST_F(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
+TEST_F(Cgroup, OnlyTheMemoryHierarchyOfCgroupV1Counts) {
   IsIn("12:cpu,cpuacct:/a\n9:hugetlb,memory:/jobs/7\n1:name=s:/b\n0::/\n");
   Set("a/memory.max", "1");
   Set("cpu/a/memory.limit_in_bytes", "1");
@@ -58,8 +58,8 @@ TEST_F(Cgroup, OfTheOldHierarchiesOnlyTheMemoryControllersCounts) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-// As in a container without a cgroup namespace, the path is the host's.
-TEST_F(Cgroup, TheLimitIsFoundIfTheMountBeginsAtItsOwnGroup) {
+// Without a cgroup namespace, a container's /proc has the host's path.
+TEST_F(Cgroup, TheLimitIsFoundIfTheMountBeginsBelowTheRoot) {
   IsIn("0::/docker/123/job/7\n");
   Set("memory.max", "4294967296");
   EXPECT_EQ(Limit()->most, GiB(4));
@@ -68,7 +68,7 @@ TEST_F(Cgroup, TheLimitIsFoundIfTheMountBeginsAtItsOwnGroup) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-TEST_F(Cgroup, TheMemoryControllerTellsOfGroupsAboveTheMount) {
+TEST_F(Cgroup, MemoryStatHasTheLimitOfGroupsAboveTheMount) {
   IsIn("4:memory:/docker/123\n");
   Set("memory/memory.limit_in_bytes", "4294967296");
   Set("memory/memory.stat",
@@ -87,7 +87,7 @@ TEST_F(Cgroup, MalformedLinesAreIgnored) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-TEST(Pinnable, LeavesAMachineWhatItNeedsItself) {
+TEST(Pinnable, LeavesPartOfTheMemoryToTheMachine) {
   EXPECT_EQ(Pinnable(GiB(2000)), GiB(1800));
   EXPECT_EQ(Pinnable(GiB(512)), GiB(448));
   EXPECT_EQ(Pinnable(GiB(128)), GiB(64));

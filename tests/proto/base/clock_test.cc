@@ -12,8 +12,9 @@ namespace {
 
 constexpr char kTold[] = "SLUICE_TEST_CLOCK";
 
-// The test also runs itself in the namespace, with the outer clock in kTold.
-TEST(MonotonicClock, TellsOneTimeInWhicheverTimeNamespace) {
+// The test runs itself in two time namespaces, with the outer process's clock
+// reading in the environment variable kTold.
+TEST(MonotonicClock, ReadsTheSameInEveryTimeNamespace) {
   if (const char* told = std::getenv(kTold)) {
     EXPECT_NEAR(MonotonicSeconds(), std::stod(told), 1000);
     return;

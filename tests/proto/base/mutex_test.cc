@@ -27,7 +27,7 @@ TEST(Mutex, LetsOneThreadInAtATime) {
   EXPECT_EQ(sum, 20000);
 }
 
-TEST(MutexLock, LetsGoAndTakesAgain) {
+TEST(MutexLock, CanBeUnlockedAndLockedAgain) {
   Mutex mutex;
   bool seen = false;
   {

@@ -1,4 +1,4 @@
-// Tests sizes and counts, as every program and every file reads them.
+// Tests how sizes and counts are parsed, in flags as in files.
 #include <string>
 
 #include "gmock/gmock.h"
@@ -35,14 +35,14 @@ TEST(Sizes, ANumberWithoutAUnitIsRefusedWithWhatToWrite) {
   EXPECT_EQ(ParseBytes("0").value(), Bytes(0)) << "in any unit";
 }
 
-TEST(Sizes, ABareLetterIsRefusedAsItIsReadBothWays) {
+TEST(Sizes, ABareGIsRefusedAsAmbiguous) {
   for (const char* text : {"40G", "40 g"}) {
     EXPECT_THAT(ParseBytes(text),
                 StatusIs(kInvalid, AllOf(HasSubstr("write 40GB or 40GiB"))));
   }
 }
 
-TEST(Sizes, WhatIsNoSizeIsNamed) {
+TEST(Sizes, TextThatIsNoSizeIsQuotedInTheError) {
   for (const char* text :
        {"", "much", "-5", "-5MiB", "1e3MiB", "5 parsecs", "1.2.3MiB", "inf",
         "nanB", "99999999TiB", ".B", "5MiBB", "ib"}) {
@@ -63,7 +63,7 @@ TEST(Sizes, AnExactSizeReadsBackToTheByte) {
   }
 }
 
-TEST(Counts, KAndMAreThoseOfSequenceLengths) {
+TEST(Counts, KIsTwoToTheTenAndMTwoToTheTwenty) {
   EXPECT_EQ(ParseCount("131072").value(), 131072);
   EXPECT_EQ(ParseCount("4K").value(), 4096);
   EXPECT_EQ(ParseCount("1.5M").value(), 3 << 19);

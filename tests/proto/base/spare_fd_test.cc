@@ -1,4 +1,5 @@
-// Tests that a connection is refused if the listener has no descriptor left.
+// Tests that a process without free descriptors can still accept a connection,
+// in order to refuse it.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -16,7 +17,7 @@
 namespace sluice {
 namespace {
 
-// Takes all free descriptors.
+// Opens files until the process has no free descriptor.
 std::vector<UniqueFd> TakeAll() {
   std::vector<UniqueFd> taken;
   while (true) {
@@ -64,7 +65,7 @@ TEST_F(SpareFdTest, AWaitingConnectionIsAcceptedThoughNoDescriptorIsLeft) {
   EXPECT_EQ(accept(listener_.get(), nullptr, nullptr), -1);
   EXPECT_TRUE(SpareFd::IsShortage(errno));
   EXPECT_TRUE(spare.Take(listener_.get()));
-  spare.Refill();  // what was taken is closed
+  spare.Refill();  // the connection that was taken is closed
   UniqueFd taken = spare.Take(listener_.get());
   EXPECT_TRUE(taken);
   spare.Refill();  // no refill: `taken` is still open
@@ -76,7 +77,8 @@ TEST_F(SpareFdTest, NothingIsAcceptedUntilTheSpareDescriptorIsBack) {
   SpareFd spare;
   const UniqueFd waits = Connect();
   std::vector<UniqueFd> all = TakeAll();
-  // Another thread accepted the connection first.
+  // Take(-1) closes the spare and accepts nothing. Another file takes the freed
+  // descriptor.
   const UniqueFd nobody(spare.Take(-1));
   EXPECT_FALSE(nobody);
   all.emplace_back(open("/dev/null", O_RDONLY | O_CLOEXEC));

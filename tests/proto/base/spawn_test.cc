@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Returns the standard output of that program.
+// Runs a program and returns its standard output.
 std::string OutputOf(const std::vector<std::string>& words,
                      SpawnOptions options) {
   const UniqueFd out(memfd_create("out", MFD_CLOEXEC));
@@ -34,8 +34,8 @@ std::string Said(const std::string& script, const SpawnOptions& options = {}) {
   return OutputOf({"/bin/sh", "-c", script}, options);
 }
 
-// Returns the signals in a line of the child's /proc/PID/status ("SigBlk",
-// "SigIgn"), up to SIGSYS: glibc uses later ones itself.
+// Returns the signal mask in `line` ("SigBlk", "SigIgn") of the child's
+// /proc/PID/status, without signals after SIGSYS, which glibc uses itself.
 uint64_t SignalsOf(const std::string& line, const SpawnOptions& options = {}) {
   const std::string text =
       OutputOf({"/bin/grep", line, "/proc/self/status"}, options);
@@ -52,7 +52,7 @@ TEST(Spawn, OnlyRequestedSignalsAreBlocked) {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
-TEST(Spawn, WhatIsIgnoredHereIsThereToo) {
+TEST(Spawn, IgnoredSignalsAreInheritedByDefault) {
   const auto pipe = signal(SIGPIPE, SIG_IGN), usr2 = signal(SIGUSR2, SIG_IGN);
   using Signals = SpawnOptions::Signals;
   const uint64_t here = SignalsOf("SigIgn");
@@ -65,11 +65,11 @@ TEST(Spawn, WhatIsIgnoredHereIsThereToo) {
   signal(SIGUSR2, usr2);
 }
 
-TEST(Spawn, AnEnvironmentReplacesThisOne) {
+TEST(Spawn, AGivenEnvironmentReplacesTheInheritedOne) {
   EXPECT_EQ(Said("echo $A$HOME", {.environment = {"A=1"}}), "1\n");
 }
 
-TEST(Spawn, ADescriptorThatBecomesItselfStaysOpen) {
+TEST(Spawn, ADescriptorThatKeepsItsNumberStaysOpen) {
   const UniqueFd kept(memfd_create("kept", MFD_CLOEXEC));
   const std::string script = "readlink /proc/self/fd/" +
                              std::to_string(kept.get()) + " || echo closed";
@@ -78,7 +78,7 @@ TEST(Spawn, ADescriptorThatBecomesItselfStaysOpen) {
               HasSubstr("kept"));
 }
 
-TEST(Spawn, AGroupOfItsOwnAndAProgramOfThePath) {
+TEST(Spawn, StartsAProgramOfThePathInAGroupOfItsOwn) {
   const auto pid =
       Spawn({"sleep", "60"}, {.own_group = true, .search_path = true});
   ASSERT_TRUE(pid.ok()) << pid.status();
@@ -87,7 +87,7 @@ TEST(Spawn, AGroupOfItsOwnAndAProgramOfThePath) {
   waitpid(*pid, nullptr, 0);
 }
 
-TEST(Spawn, WhatCannotBeStartedIsNamed) {
+TEST(Spawn, AProgramThatCannotBeStartedIsNamed) {
   const auto pid = Spawn({"/no/such"}, {});
   EXPECT_TRUE(absl::IsNotFound(pid.status()));
   EXPECT_THAT(std::string(pid.status().message()), HasSubstr("start /no/such"));

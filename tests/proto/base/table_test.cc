@@ -23,7 +23,7 @@ std::vector<std::string> Changed(Names& names) {
   return changed;
 }
 
-TEST(Table, TellsOfEachChangedRowOnce) {
+TEST(Table, ReportsEachChangedRowOnce) {
   Names names;
   names.Insert("a", 1);
   names.Insert("b", 2);
@@ -37,8 +37,8 @@ TEST(Table, TellsOfEachChangedRowOnce) {
   EXPECT_THAT(Changed(names), IsEmpty());
 }
 
-// Guards against a daemon without a store that records every change of its
-// life.
+// A daemon without a store never asks for changes. Guards against recording
+// changes for the daemon's whole life.
 TEST(Table, ChangesAreRecordedOnlyAfterTheFirstQuery) {
   Names names;
   for (int i = 0; i < 1000; ++i) {
@@ -55,8 +55,8 @@ TEST(Table, ChangesAreRecordedOnlyAfterTheFirstQuery) {
   EXPECT_THAT(Changed(names), ElementsAre("odd=3"));
 }
 
-// Guards against recording the key after its row is freed.
-TEST(Table, ARowIsErasedByItsOwnKey) {
+// Guards against a read of the key after the row, which holds it, is freed.
+TEST(Table, ARowIsErasedByAReferenceToItsKey) {
   Names names;
   names.Insert("a name too long to be held without memory of its own", 1);
   Changed(names);

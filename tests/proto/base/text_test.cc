@@ -7,21 +7,22 @@
 namespace sluice {
 namespace {
 
-TEST(Printable, KeepsCharactersOfEveryLength) {
+TEST(Printable, KeepsCharactersOfOneToFourBytes) {
   for (const std::string text : {"", "a b~", "é ß", "€ 流", "🌊", "\u00a0"}) {
     EXPECT_EQ(Printable(text), text);
   }
 }
 
-TEST(Printable, NothingMovesACursor) {
+TEST(Printable, ReplacesControlCharacters) {
   EXPECT_EQ(Printable("a\n\tb\x1b[1m\x7f"), "a??b?[1m?");
-  // U+009B has two bytes here; as a single byte it begins a terminal's command.
+  // A terminal takes U+009B, which is two bytes in UTF-8, as the start of a
+  // command.
   EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
 }
 
-// Guards against a text that is cut within a character: in a packet, it ends
-// its reader's session.
-TEST(Printable, WhatIsNoUtf8IsReplacedByteByByte) {
+// Guards against a text that is cut within a character. The reader of a packet
+// with such a text ends the session.
+TEST(Printable, ReplacesInvalidUtf8ByteByByte) {
   EXPECT_EQ(Printable("\xff\xfe"), "??");
   EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");
   EXPECT_EQ(Printable("\xe2\x82z"), "??z");
@@ -32,7 +33,7 @@ TEST(Printable, WhatIsNoUtf8IsReplacedByteByByte) {
   EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "????") << "beyond the last one";
 }
 
-TEST(PrintableLine, IsNoLongerThanAScreenAndStaysReadable) {
+TEST(PrintableLine, CutsALongTextAndKeepsItValid) {
   std::string text = "x";
   while (text.size() < 3000) text += "é";
   const std::string line = PrintableLine(text);

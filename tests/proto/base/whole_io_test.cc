@@ -24,7 +24,7 @@ using sluice::testing::StatusIs;
 
 bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-TEST(ReadAll, ReadsMoreThanOnePieceUpToItsLimit) {
+TEST(ReadAll, ReadsALargeFileButNotMoreThanItsLimit) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   std::string written;
   for (int i = 0; written.size() < 200'000; ++i) written += std::to_string(i);
@@ -39,7 +39,7 @@ TEST(ReadAll, ReadsMoreThanOnePieceUpToItsLimit) {
   }
 }
 
-TEST(ReadAllAt, IsWhereverTheDescriptorStands) {
+TEST(ReadAllAt, IgnoresThePositionOfTheDescriptor) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123456789", "ten"), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto some, ReadAllAt(fd.get(), 4, "ten"));
@@ -48,8 +48,8 @@ TEST(ReadAllAt, IsWhereverTheDescriptorStands) {
   EXPECT_EQ(all, "0123456789");
 }
 
-// Guards against reporting the end of a file with the errno of an earlier call,
-// which may be OK.
+// A read at the end of a file does not set errno. Guards against a status made
+// from the errno of an earlier call, which may be 0.
 TEST(ReadAllAt, RefusesAFileThatIsShorter) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123", "four"), IsOk());
@@ -57,7 +57,7 @@ TEST(ReadAllAt, RefusesAFileThatIsShorter) {
   EXPECT_FALSE(ReadAllAt(fd.get(), 5, "four").ok());
 }
 
-TEST(ReplaceFile, PutsNewBytesInThePlaceOfOldOnes) {
+TEST(ReplaceFile, ReplacesTheOldContent) {
   const testing::TempDir folder;
   const std::string path = folder.File("f");
   ASSERT_THAT(ReplaceFile(path, "old"), IsOk());
@@ -69,8 +69,8 @@ TEST(ReplaceFile, PutsNewBytesInThePlaceOfOldOnes) {
   EXPECT_FALSE(Exists(path + ".new"));
 }
 
-// A file next to it may be a planted link, or the leftover of a dead process.
-TEST(ReplaceFile, WritesThroughNothingThatIsBesideIt) {
+// `path`.new may be a planted link, or the leftover of a dead process.
+TEST(ReplaceFile, FollowsNoLinkInPlaceOfItsTemporaryFile) {
   const testing::TempDir folder;
   const std::string path = folder.File("f"), other = folder.File("other");
   ASSERT_THAT(ReplaceFile(other, "other's"), IsOk());
@@ -80,10 +80,10 @@ TEST(ReplaceFile, WritesThroughNothingThatIsBesideIt) {
   EXPECT_EQ(TextOf(other), "other's");
 }
 
-TEST(ReplaceFile, LeavesNothingWhereItFails) {
+TEST(ReplaceFile, LeavesNoTemporaryFileWhenItFails) {
   const testing::TempDir folder;
   const std::string path = folder.File("f");
-  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);  // no file can replace it
+  ASSERT_EQ(mkdir(path.c_str(), 0700), 0);  // no file can replace a folder
   EXPECT_FALSE(ReplaceFile(path, "mine").ok());
   EXPECT_FALSE(Exists(path + ".new"));
   EXPECT_THAT(SyncFolder(folder.File("none")),

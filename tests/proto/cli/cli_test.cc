@@ -17,7 +17,7 @@ using ::testing::Not;
 using ::testing::internal::CaptureStdout;
 using ::testing::internal::GetCapturedStdout;
 
-// A program with a command within a command.
+// A program with the nested command `plan train` and the command `status`.
 class Program {
  public:
   Program() {
@@ -51,7 +51,7 @@ class Program {
   CLI::App app_{"", "prog"};
 };
 
-TEST(CommandLines, SizesAndCountsAreReadByTheirNames) {
+TEST(CommandLines, SizesAndCountsAreReadFromFlags) {
   Program program;
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto done,
@@ -80,7 +80,7 @@ TEST(CommandLines, ATypoGetsASuggestionAndTheCommandThatHelps) {
               HasSubstr("did you mean --hbm?"));
 }
 
-TEST(CommandLines, WhatIsFarFromEverythingGetsTheListInstead) {
+TEST(CommandLines, AWordLikeNoCommandGetsTheListOfCommands) {
   EXPECT_THAT(Program().Fault({"fly"}),
               HasSubstr("'fly' is no subcommand of prog: there are plan and "
                         "status"));
@@ -92,7 +92,7 @@ TEST(CommandLines, WhatIsFarFromEverythingGetsTheListInstead) {
               Not(HasSubstr("\n")));
 }
 
-TEST(CommandLines, WhatIsNoNumberOrHasNoValueIsNamed) {
+TEST(CommandLines, AFlagWithAWrongOrMissingValueIsNamed) {
   const std::string help = " (see prog plan train --help)";
   EXPECT_EQ(Program().Fault({"plan", "train", "--model", "m", "--lr", "abc"}),
             "--lr 'abc' is not a number" + help);
@@ -117,7 +117,7 @@ TEST(CommandLines, HelpAndVersionEndTheProgramWithZero) {
   }
 }
 
-TEST(Nearest, IsWithinAThirdOfTheLetters) {
+TEST(Nearest, FindsWordsWithUpToAThirdOfTheLettersWrong) {
   const std::vector<std::string> known = {"status", "budget", "evict"};
   EXPECT_EQ(Nearest("staus", known), "status");
   EXPECT_EQ(Nearest("stauts", known), "status");

@@ -96,11 +96,11 @@ NodePlan SamplePlan() {
   return plan;
 }
 
-// Compares all fields at once: the encoding omits nothing (the field counts are
-// checked below), so equal bytes are equal values.
+// Compares the encoded bytes instead of each field. ExpectEveryFieldIsChecked
+// shows that the encoding omits no field.
 TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   PlanRequest request = SampleRequest();
-  request.profiles[1].segments[0].trace.alignment = Bytes(1);  // the least
+  request.profiles[1].segments[0].trace.alignment = Bytes(1);  // the smallest
   const auto decoded = DecodePlanRequest(Encode(request));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(Encode(*decoded), Encode(request));
@@ -134,7 +134,7 @@ TEST(PlanCodec, OneProfileAndAListSurviveARoundTrip) {
   EXPECT_EQ(Encode(*decoded_list), Encode(list));
 }
 
-// A request with two kinds of layers; each has a class of the same name.
+// Returns a request with two kinds of layers, each with a class "ffn_up".
 PlanRequest SampleOfKinds() {
   PlanRequest request = SampleRequest();
   RankProfile& p = request.profiles[0];
@@ -165,8 +165,7 @@ TEST(PlanCodec, KindsOfLayersSurviveARoundTrip) {
   EXPECT_EQ(decoded_plan->ranks[0].classes[1].kind, "moe");
 }
 
-// Profiles from before there were kinds, and those of ranks with one kind,
-// contain no kinds.
+// Older programs know no kinds, so a profile or plan with one kind names none.
 TEST(PlanCodec, WithOneKindOfLayersNoKindsAreWritten) {
   const json document = json::parse(Encode(SampleRequest()));
   const json& profile = document["profiles"][0];
@@ -181,7 +180,7 @@ TEST(PlanCodec, WithOneKindOfLayersNoKindsAreWritten) {
   EXPECT_EQ(decoded->profiles[0].kinds[0].name, kOneKind);
 }
 
-TEST(PlanCodec, OneKindOfDocumentIsNotReadAsAnother) {
+TEST(PlanCodec, AProfileIsNotReadAsAPlan) {
   const auto wrong = DecodeNodePlan(Encode(SampleProfile(0)));
   ASSERT_FALSE(wrong.ok());
   EXPECT_THAT(std::string(wrong.status().message()),
@@ -189,7 +188,7 @@ TEST(PlanCodec, OneKindOfDocumentIsNotReadAsAnother) {
                         "'sluice.node_plan'"));
 }
 
-TEST(PlanCodec, HashIsStableAndSeesEveryChange) {
+TEST(PlanCodec, TheHashIsStableAndChangesWithASize) {
   const std::vector<RankProfile> profiles = {SampleProfile(0)};
   EXPECT_EQ(HashProfiles(profiles), HashProfiles(profiles));
   EXPECT_EQ(HashProfiles({}).size(), 32u);
@@ -200,7 +199,7 @@ TEST(PlanCodec, HashIsStableAndSeesEveryChange) {
 
 // ---- Refusals --------------------------------------------------------------
 
-// Collects every path to a value of the document, including objects and lists.
+// Appends the path of every value below `at`, objects and lists included.
 void CollectPaths(const json& value, const json::json_pointer& at,
                   std::vector<json::json_pointer>* out) {
   if (!at.empty()) out->push_back(at);
@@ -215,8 +214,8 @@ void CollectPaths(const json& value, const json::json_pointer& at,
   }
 }
 
-// Omitted for a rank without a limit of its own, and for a link without a limit
-// of both directions.
+// Fields that may be missing: the limit of a rank, and the limit of a link for
+// both directions together.
 const std::set<std::string> kOptional = {"host_limit", "both_bytes_per_second"};
 
 template <typename DecodeFn>
@@ -227,14 +226,12 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
   CollectPaths(document, json::json_pointer(), &paths);
   ASSERT_GT(paths.size(), 20u);
   for (const auto& path : paths) {
-    // A value of the wrong type: null is never valid.
     json broken = document;
     broken[path] = nullptr;
     auto result = decode(broken.dump());
     ASSERT_FALSE(result.ok()) << path << " null was taken";
     EXPECT_EQ(result.status().code(), absl::StatusCode::kInvalidArgument);
     EXPECT_THAT(std::string(result.status().message()), Not(HasSubstr("\n")));
-    // The value is missing.
     if (!document[path.parent_pointer()].is_object()) continue;
     broken = document;
     broken[path.parent_pointer()].erase(path.back());
@@ -246,7 +243,6 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
       EXPECT_THAT(std::string(result.status().message()),
                   HasSubstr(path.back() + ": is missing"));
     }
-    // An unknown field next to it.
     broken = document;
     broken[path.parent_pointer()][path.back() + "_x"] = 1;
     result = decode(broken.dump());
@@ -265,7 +261,7 @@ TEST(PlanCodec, NoFieldOfKindsMayBeMissingOfWrongTypeOrUnknown) {
   for (const char* key : {"kinds", "layers"}) {
     json broken = document;
     if (key == std::string("kinds")) {
-      broken["profiles"][0].erase(key);  // then its fields are missing
+      broken["profiles"][0].erase(key);  // then `layers` is required
     } else {
       broken["profiles"][0]["kinds"][1].erase(key);
     }
@@ -343,7 +339,7 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
       DecodePlanRequest);
 }
 
-// Returns buffers that use one place after each other.
+// Returns a unit of `buffers` buffers, which occupy the same place one by one.
 UnitPlan LongUnit(size_t buffers) {
   UnitPlan unit;
   for (size_t i = 0; i < buffers; ++i) {
@@ -359,7 +355,7 @@ UnitPlan LongUnit(size_t buffers) {
   return unit;
 }
 
-TEST(PlanCodec, UnitsAreCheckedAsTheyAreRead) {
+TEST(PlanCodec, KnownUnitsOfARequestAreChecked) {
   const auto refusal = [](const UnitPlan& unit) {
     PlanRequest request = SampleRequest();
     request.known = {unit};
@@ -377,7 +373,7 @@ TEST(PlanCodec, UnitsAreCheckedAsTheyAreRead) {
   EXPECT_THAT(refusal(unit), HasSubstr("known[0].placement: "));
 }
 
-TEST(PlanCodec, ATracesSizesAreLimitedTogether) {
+TEST(PlanCodec, TheSumOfATracesSizesIsLimited) {
   const auto refusal = [](size_t buffers) {
     RankProfile profile = SampleProfile(0);
     Trace& trace = profile.segments[0].trace;
@@ -402,7 +398,7 @@ TEST(PlanCodec, KindsOutOfRangeAreRefusedWithFieldValueAndLimit) {
       {{"/profiles/0/kinds/1/layers", 0,
         "profiles[0].kinds[1].layers: 0 is not between 1"},
        {"/profiles/0/kinds/1/layers", (1 << 20) - 3,
-        "1048573 is not between 1 and 1048572"},  // together 2^20 at most
+        "1048573 is not between 1 and 1048572"},  // 2^20 in all
        {"/profiles/0/kinds/1/resident_layers", 8, "8 is not between 0 and 7"},
        {"/profiles/0/kinds/1/backward_h2d_fixed", -1, "-1 is not between 0"},
        {"/profiles/0/kinds/1/name", "dense", "'dense' occurs twice"},
@@ -441,7 +437,7 @@ TEST(PlanCodec, PlansOutOfRangeAreRefusedWithFieldValueAndLimit) {
       DecodeNodePlan);
 }
 
-TEST(PlanCodec, WhatIsNotJsonIsRefusedInOneLine) {
+TEST(PlanCodec, TextThatIsNotJsonIsRefusedInOneLine) {
   const std::string good = Encode(SamplePlan());
   for (const std::string& bytes :
        {std::string(), std::string("{"), std::string("[]"), std::string("7"),
@@ -465,9 +461,8 @@ TEST(PlanCodec, ARepeatedKeyIsRefused) {
               HasSubstr("key \"seconds\" occurs twice"));
 }
 
-// Each single byte is changed, cut or doubled: the text is decoded or refused,
-// without a crash.
-TEST(PlanCodec, AnyDamagedByteIsDecodedOrRefused) {
+// Changes each byte to several others, then removes it.
+TEST(PlanCodec, ADamagedRequestDoesNotCrashTheDecoder) {
   const std::string good = Encode(SampleRequest());
   for (size_t i = 0; i < good.size(); ++i) {
     for (const char c : {'\0', '9', '-', '"', '{', ']', 'e'}) {

@@ -15,7 +15,7 @@ Trace Sample() {
           .alignment = Bytes(64)};
 }
 
-TEST(Units, IdsNamesAndTheClockDoNotMatter) {
+TEST(Units, TheKeyIgnoresIdsAndTheScaleOfTimes) {
   Trace other = Sample();
   for (Buffer& b : other.buffers) {
     b.id += 100;
@@ -27,7 +27,7 @@ TEST(Units, IdsNamesAndTheClockDoNotMatter) {
   EXPECT_TRUE(SameUnit(Canonical(other), Canonical(Sample())));
 }
 
-TEST(Units, SizesTimesOrderAndAlignmentDo) {
+TEST(Units, TheKeyDependsOnSizesTimesOrderAndAlignment) {
   std::vector<Trace> others(4, Sample());
   others[0].buffers[1].size = Bytes(65);
   others[1].buffers[1].upper = 31;
@@ -39,7 +39,7 @@ TEST(Units, SizesTimesOrderAndAlignmentDo) {
   }
 }
 
-TEST(PlanProgress, SurvivesARoundTripAndIsNotBelievedHalfWritten) {
+TEST(PlanProgress, SurvivesARoundTripAndIsRefusedHalfWritten) {
   const std::string line =
       WriteProgress({3, 12, "of rank 1 | \n", "search", Bytes(100), Bytes(90)});
   EXPECT_EQ(line.size(), kProgressBytes);

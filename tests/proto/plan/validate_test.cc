@@ -105,10 +105,10 @@ TEST(Validate, EveryPlantedErrorOfAPlacementIsNamed) {
   }
 }
 
-// Large traces are simulated instead of compared pair by pair. Both must accept
-// good plans and find every planted overlap.
-TEST(Validate, ALargePlacementIsJudgedAsItsPairsAre) {
-  constexpr int64_t kBuffers = 6000;  // rows of 3 in one place, one by one
+// A large trace is replayed in time order instead of compared pair by pair. The
+// replay must accept good plans and find every planted overlap.
+TEST(Validate, OverlapsAreFoundInALargePlacement) {
+  constexpr int64_t kBuffers = 6000;  // in groups of 3 with the same lifetime
   Trace trace{.end = kBuffers, .alignment = Bytes(1)};
   Placement placement{.peak = Bytes(30)};
   for (int64_t k = 0; k < kBuffers; ++k) {
@@ -125,7 +125,7 @@ TEST(Validate, ALargePlacementIsJudgedAsItsPairsAre) {
           << "buffer " << k << " at " << offset;
     }
   }
-  trace.buffers[3000].upper += 1;  // into the next row
+  trace.buffers[3000].upper += 1;  // into the lifetime of the next group
   EXPECT_FALSE(ValidatePlacement(trace, placement).ok());
 }
 
@@ -156,13 +156,14 @@ void ExpectNamed(const std::vector<PlantedNode>& errors) {
   }
 }
 
-// Keeps all of class 'act': a byte of each of the two layers that stream.
+// Gives class 'act', which is kept whole, a byte in each of the two layers that
+// stream.
 void Keep2Bytes(RankProfile& profile, NodePlan& plan) {
   profile.classes[2].bytes_per_layer = Bytes(1);
   plan.ranks[0].alpha = 2000. / 4001;
 }
 
-TEST(Validate, ANodePlanWithoutAPartOrASegmentIsNamed) {
+TEST(Validate, AMissingOrMisplacedSegmentIsNamed) {
   ExpectNamed({
       {"0 ranks planned, 1 profiled", [](P&, R&, N& n) { n.ranks.clear(); }},
       {"rank 0 is not planned",
@@ -218,7 +219,7 @@ TEST(Validate, WrongFractionsAreNamed) {
   });
 }
 
-TEST(Validate, WhatIsBeyondALimitIsNamed) {
+TEST(Validate, AnExceededLimitIsNamed) {
   ExpectNamed({
       {"needs 256 transient bytes, its lease has 255",
        [](P& p, R&, N&) { p.transient_capacity = Bytes(255); }},
@@ -271,7 +272,7 @@ TEST(Validate, ALinkMayBeOverloadedByAsMuchAsThePlanSays) {
   EXPECT_FALSE(valid());
 }
 
-TEST(Validate, KeptRowsMayTakeWhatTheReserveLeaves) {
+TEST(Validate, KeptBytesMayTakeWhatTheReserveLeaves) {
   RankProfile profile = SampleProfile();
   NodePlan plan = SamplePlan();
   Keep2Bytes(profile, plan);
@@ -280,7 +281,7 @@ TEST(Validate, KeptRowsMayTakeWhatTheReserveLeaves) {
   EXPECT_TRUE(ValidateNodePlan({profile}, SampleResources(), plan).ok());
 }
 
-TEST(Validate, APartIsFoundByJobAndRank) {
+TEST(Validate, TheRanksPartOfAPlanIsFoundByJobAndRank) {
   NodePlan plan = SamplePlan();
   plan.ranks.push_back(plan.ranks[0]);
   plan.ranks[1].job = 1;
@@ -307,7 +308,7 @@ TEST(Validate, RanksOfAJobShareTheFractionsOfSharedClasses) {
   EXPECT_TRUE(ValidateNodePlan(profiles, {}, plan).ok());
 }
 
-// Adds a second kind of layers: two "long" ones, of twice the window.
+// Adds a second kind, "long": two layers that take twice as long to compute.
 void AddLongLayers(RankProfile* profile, RankPlan* plan) {
   profile->kinds.push_back(profile->kinds[0]);
   profile->kinds[1].name = "long";
@@ -324,10 +325,10 @@ void AddLongLayers(RankProfile* profile, RankPlan* plan) {
   plan->classes.push_back({"up", {0, 1, 0}, "", "long"});
   plan->classes.push_back({"act", {1, 0, 0}, "", "long"});
   plan->host_bytes += Bytes(2 * (1000 + 4000));
-  plan->alpha = 0.7;  // 3 layers a half, 2 whole
+  plan->alpha = 0.7;  // of 'up', 3 layers swap half, 2 all
 }
 
-TEST(Validate, KindsOfLayersAreCheckedEachByItself) {
+TEST(Validate, EachKindOfLayersIsChecked) {
   RankProfile profile = SampleProfile();
   NodePlan plan = SamplePlan();
   AddLongLayers(&profile, &plan.ranks[0]);
@@ -354,9 +355,9 @@ TEST(Validate, KindsOfLayersAreCheckedEachByItself) {
   EXPECT_EQ(complaint(), "rank 0: class 'up' planned 2 times");
 }
 
-// The mandatory copies of the short layers overload the link. The long layers'
-// copies are not part of that, and may not exceed the link.
-TEST(Validate, AnOverloadOfOneKindAllowsNoOtherMoreThanTheLink) {
+// The mandatory copies of the short layers overload the link. The long
+// layers' copies must still fit the link.
+TEST(Validate, AnOverloadByOneKindDoesNotExcuseAnother) {
   RankProfile profile = SampleProfile();
   NodePlan plan = SamplePlan();
   AddLongLayers(&profile, &plan.ranks[0]);
@@ -373,7 +374,7 @@ TEST(Validate, AnOverloadOfOneKindAllowsNoOtherMoreThanTheLink) {
             "link 'pcie0' moves 2500 bytes/s to the host, it has 2400");
 }
 
-TEST(Validate, ALinkThatMustCopiesOverloadIsNoErrorAtAlphaZero) {
+TEST(Validate, MandatoryCopiesMayOverloadALinkAtAlphaZero) {
   RankProfile profile = SampleProfile();
   profile.kinds[0].forward_d2h_fixed = Bytes(5000);
   NodePlan plan = SamplePlan();
@@ -382,7 +383,7 @@ TEST(Validate, ALinkThatMustCopiesOverloadIsNoErrorAtAlphaZero) {
   EXPECT_TRUE(ValidateNodePlan({profile}, SampleResources(), plan).ok());
 }
 
-TEST(Validate, TrafficThatIsInTheFixedCountsIsNotCountedTwice) {
+TEST(Validate, TrafficInTheFixedBytesIsNotCountedTwice) {
   RankProfile profile = SampleProfile();
   profile.classes[1].traffic_in_fixed = true;
   NodeResources resources = SampleResources();
@@ -391,7 +392,7 @@ TEST(Validate, TrafficThatIsInTheFixedCountsIsNotCountedTwice) {
   EXPECT_TRUE(ValidateNodePlan({profile}, resources, SamplePlan()).ok());
 }
 
-TEST(Validate, AnInfeasiblePlanHasNothingToCheck) {
+TEST(Validate, AnInfeasiblePlanIsNotChecked) {
   NodePlan plan;
   plan.infeasible = "rank 0 needs more";
   EXPECT_TRUE(
