@@ -149,7 +149,10 @@ SLUICE_INLINED void RmsNormBackwardRow(const RmsNormShape& shape,
 template <typename T>
 SLUICE_INLINED void Rows(const RmsNormShape& shape,
                          const RmsNormGradients<T>& t) {
-  const int64_t sums = shape.parts() * shape.width;
+  // Not shape.parts(), which other files may share.
+  const int64_t parts =
+      (shape.rows + shape.rows_in_part - 1) / shape.rows_in_part;
+  const int64_t sums = parts * shape.width;
   for (int64_t i = 0; i < sums; ++i) t.weight_gradient[i] = 0;
   for (int64_t row = 0; row < shape.rows; ++row) {
     RmsNormBackwardRow(

@@ -170,12 +170,12 @@ def test_rank_and_local_world_must_fit_the_world():
 ], ids=lambda v: v if isinstance(v, str) else "")
 def test_calls_of_a_session_refuse_invalid_arguments(session, call, good,
                                                      wrong):
+    before = session.limits()
     for name, values in wrong.items():
         for value in values:
             arguments = {**good, name: value}
             assert_refused(lambda arguments=arguments: getattr(session, call)(
                 **arguments), f"{call}: ", name)
-    before = session.limits()
     assert session.limits() == before and not session.closed
 
 
