@@ -83,7 +83,7 @@ TEST(PlanMemory, EjectionFollowsTheSweepIfTheRaceIsTooSlow) {
 }
 
 // bench-planner has the full sizes, which take minutes.
-TEST(Sweep, LosesAtMostHalfOfWhatAnOnlineAllocatorLoses) {
+TEST(Sweep, WastesAtMostHalfOfWhatAnOnlineAllocatorWastes) {
   for (const auto shape :
        {LargeSpec::Shape::kChurn, LargeSpec::Shape::kRandom}) {
     const plan::Trace trace = GenerateLarge({"", 30000, shape}, 1);
@@ -134,7 +134,7 @@ struct EjectionCase {
 };
 class EjectionOf : public ::testing::TestWithParam<EjectionCase> {};
 
-TEST_P(EjectionOf, LowersTheRacesPlanTheSameWayEveryTime) {
+TEST_P(EjectionOf, LowersTheRacesPeakWithTheSamePlanEveryTime) {
   const EjectionCase& p = GetParam();
   const plan::Trace trace = GenerateLarge({"", 3000, p.shape}, p.seed);
   const Problem problem = Normalise(trace);
@@ -175,7 +175,7 @@ TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
             std::nullopt);
 }
 
-TEST(Window, MeetsTheBoundWhereOnlyThePeakIsHard) {
+TEST(Window, SolvesAHardPeakToItsBound) {
   // Five copies of a hard instance. Only the first reaches the peak: the sizes
   // of the others are halved.
   const plan::Trace hard = ReadCsv("K.1048576.csv");
@@ -258,7 +258,7 @@ TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
   EXPECT_EQ(plan->fits, true);
 }
 
-TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
+TEST(PlanMemory, PublishedTracesFitTheirCapacityOrLess) {
   for (const char letter : std::string("AGI")) {
     const auto plan =
         PlanMemory(ReadCsv(std::string(1, letter) + ".1048576.csv"),

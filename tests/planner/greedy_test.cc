@@ -154,7 +154,7 @@ Problem OfShortLives(std::mt19937& random) {
   return Normalise(trace);
 }
 
-TEST(Occupancy, WindowsAnswerAsOneListDoes) {
+TEST(Occupancy, WindowsFindTheSameItemsAsOneList) {
   std::mt19937 random(15);
   const Problem problem = OfShortLives(random);
   Occupancy windows(problem), one;

@@ -227,7 +227,7 @@ TEST_P(PlanMemoryProperty, ScalingSizesScalesThePeak) {
   EXPECT_EQ(MustPlanMemory(trace).peak, before.peak * 3);
 }
 
-TEST_P(PlanMemoryProperty, ACopyAfterwardsCostsNothing) {
+TEST_P(PlanMemoryProperty, ATraceRunTwiceHasTheSamePeak) {
   plan::Trace trace = Make();
   const plan::Placement before = MustPlanMemory(trace);
   const size_t n = trace.buffers.size();

@@ -87,7 +87,7 @@ TEST(PlanNode, ResidentLayersNeedNoHostMemory) {
   EXPECT_EQ(PlanOne(p, Resources(kFast, Bytes(24'000'000))).alpha, 0.5);
 }
 
-TEST(PlanNode, CopiesThatCannotHideMeanAlphaZeroNotARefusal) {
+TEST(PlanNode, CopiesThatCannotHideMakeAlphaZero) {
   const plan::RankPlan slow =
       PlanOne(SampleProfile(0), Resources(0.5e6, kPlenty));
   EXPECT_EQ(slow.alpha, 0);

@@ -41,7 +41,6 @@ class PassCounter {
   const PassBytes& bytes() const { return bytes_; }
 
  private:
-  // The observed data of one operator's call.
   struct Call final : at::ObserverContext {
     bool outermost = false, results_are_written = false;
     double bytes = 0;
@@ -135,8 +134,7 @@ class PassCounter {
   bool loss_ = false;
 };
 
-// Returns sizes of which no two widths, and no two sums of a few widths, are
-// equal.
+// Returns sizes with distinct widths and distinct sums of a few widths.
 stream::ModelShape Sizes(int64_t layers) {
   return {.layers = layers,
           .hidden = 80,

@@ -60,7 +60,6 @@ class RegionAllocatorTest : public ::testing::Test {
   RegionAllocator allocator_{at::kCPU, memory_.get(), kSize};
 };
 
-// Returns a plan of placements for one segment.
 std::vector<plan::SegmentPlan> PlanOf(const std::string& name, int64_t base,
                                       std::vector<int64_t> offsets) {
   plan::SegmentPlan segment{.name = name, .base = Bytes(base)};

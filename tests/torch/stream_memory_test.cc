@@ -88,8 +88,7 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
-  // Runs a step. Returns the peak of its allocations without tokens and
-  // weights.
+  // Runs a step. Returns its peak allocation, without tokens and weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size, node_);
@@ -236,8 +235,7 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
   EXPECT_GE(stream::KeptBytes(options.stream).count(), kept);
   EXPECT_LE(stream::KeptBytes(options.stream).count(), kept + 2 * 8 * 4 * 63)
       << "aligned by layer, chunk and class";
-  // If fractions are no whole rows, fewer are kept; the reserve covers
-  // alignment.
+  // Fractional rows are rounded down; the reserve covers alignment.
   const StreamContext::Options odd = MixedOptions(135);
   EXPECT_LE(
       stream::KeptBytes(odd.stream).count(),
@@ -391,9 +389,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
             swap;
   }
   EXPECT_GE(host, double(stream::HostBytes(mixed.stream).count()));
-  // The kinds were recorded in the whole step, so executions are counted alike.
-  // With a second per execution, a layer takes as many seconds as it has
-  // executions.
+  // With a second per execution, a layer's seconds are its executions.
   auto timed = kinds;
   for (plan::SegmentKind& kind : timed) kind.seconds = 1;
   const auto profile = stream::Profile(Options(135).stream, timed);

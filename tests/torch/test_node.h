@@ -26,23 +26,19 @@
 
 namespace sluice::runtime {
 
-// Returns whether this process's tests run on a CUDA driver, the fake one or
-// NVIDIA's.
+// Returns whether the tests run on a CUDA driver, the fake one or NVIDIA's.
 bool OnCuda();
-// Returns the device of all tensors of a rank.
 at::Device TestDevice();
 
 // Returns the fake's findings since the last call, one per line. They no longer
 // count at the process's end. REQUIRES: the fake is loaded.
 std::string TakeFindings();
-// Returns the number of copies of memory that is not pinned; 0 without the
-// fake.
+// Returns the number of copies of pageable memory; 0 without the fake.
 long PageableCopies();
 
 class TestNode {
  public:
-  // Speeds are in bytes per second into and out of HBM; 0 means no limit. CUDA
-  // ignores them.
+  // Speeds are in bytes per second; 0 means no limit. CUDA ignores them.
   TestNode(int gpus, double in_speed, double out_speed);
 
   device::Driver* driver() const { return driver_; }
@@ -54,8 +50,7 @@ class TestNode {
   // Returns the allocator of the GPU's memory, armed for the test's thread, or
   // null on sim, where a test makes its own.
   RegionAllocator* hbm() const;
-  // Returns collectives for tensors that are not on the host, or null if `host`
-  // suffices.
+  // Returns collectives for tensors on a GPU, or null if `host` suffices.
   std::unique_ptr<Collectives> CollectivesOver(Collectives* host) const;
 
  private:
@@ -64,8 +59,7 @@ class TestNode {
   device::Driver* driver_ = nullptr;
 };
 
-// Host memory of exactly `size` bytes at a 64-byte boundary, with a guard
-// behind it.
+// Host memory of exactly `size` bytes, 64-byte aligned, with a guard behind.
 class Arena {
  public:
   explicit Arena(Bytes size);  // on the heap

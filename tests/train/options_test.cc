@@ -352,8 +352,7 @@ TEST(CommandLine, WatchdogFlagsTakeSecondsAndGpuTakesNumbers) {
   }
 }
 
-// The rings of a streamed step depend on its chunks, not on the sequence
-// length.
+// A streamed step's rings depend on its chunks, not on the sequence length.
 TEST(Advice, AShorterSequenceIsAdvisedOnlyWhereItHelps) {
   const auto advice = [](Shortage shortage, std::optional<Method> method) {
     return std::string(WithAdvice(ShortOf(shortage, "x"), method).message());

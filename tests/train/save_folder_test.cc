@@ -126,7 +126,7 @@ TEST(PlanKey, HoldsTheSettingsThatItWasMadeFrom) {
   EXPECT_TRUE(SettingsOf(KeyOf(options))->resident);
 }
 
-TEST(PlanKey, WithImpossibleSettingsHoldsNone) {
+TEST(PlanKey, HoldsNoImpossibleSettings) {
   const auto told = [](int64_t chunk, int prefetch, int64_t rerun,
                        int64_t rerun_layers) {
     RunOptions options;

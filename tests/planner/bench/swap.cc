@@ -1,4 +1,4 @@
-// Swap plans against the targets of planner/swap/README.md.
+// Measures swap plans against the targets of planner/swap/README.md.
 #include <fmt/format.h>
 
 #include <algorithm>

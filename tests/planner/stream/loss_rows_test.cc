@@ -47,7 +47,7 @@ TEST(LossRows, AChunkIsCutIntoEqualCalls) {
   EXPECT_EQ(CutLoss(300, 256).chunks, 1);
 }
 
-TEST(LossRows, AreAtMostWhatIsWanted) {
+TEST(LossRows, AreAtMostTheWantedRows) {
   for (int64_t rows = 0; rows < 70; ++rows) {
     for (int64_t wanted = 1; wanted < 70; ++wanted) {
       const LossCut cut = CutLoss(rows, wanted);

@@ -20,7 +20,7 @@ StreamShape Shape(int64_t seq_len, int64_t chunk,
                       .order = order});
 }
 
-TEST(Schedule, ForwardEndsOneRowAfterAnotherAndBackwardOneOuterChunk) {
+TEST(Schedule, BlocksRunByQueryRowInForwardAndByOuterChunkInBackward) {
   EXPECT_THAT(ForwardBlocks({0, 1, 2}),
               ElementsAre(Block{0, 0}, Block{1, 1}, Block{0, 1}, Block{2, 2},
                           Block{0, 2}, Block{1, 2}));
@@ -32,7 +32,6 @@ TEST(Schedule, ForwardEndsOneRowAfterAnotherAndBackwardOneOuterChunk) {
                           Block{0, 1}, Block{0, 0}));
 }
 
-// After an outer chunk's turn no later block adds to its gradients.
 TEST(Schedule, AnOuterChunksGradientsAreCompleteAfterItsTurn) {
   for (const BackwardOrder order : kOrders) {
     const std::vector<int64_t> chunks = {0, 1, 2, 5};

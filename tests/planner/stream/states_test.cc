@@ -141,7 +141,7 @@ TEST(CutStates, CoverOwnElementsInOrderWithinPartsAndSlots) {
   }
 }
 
-TEST(CountStates, InHostMemoryLeavesARingInHbm) {
+TEST(CountStates, StatesInHostMemoryLeaveARingInHbm) {
   const ModelShape model = Sized(40, 2048, 32000);
   const StateBytes hbm = CountStates(model, Dtype::kBf16, 2, 0);
   const StateBytes host =

@@ -8,7 +8,7 @@ namespace {
 
 // The largest temporaries are those of the gradient of the first linear's
 // weight: d_up in bf16 and fp32, its input in fp32, and the bias's sum.
-TEST(TransientBytes, OfABackwardWithKeptActivationsAreThoseOfTheFirstLinear) {
+TEST(TransientBytes, PeakAtTheFirstLinearsGradientIfActivationsAreKept) {
   StreamOptions options{.model = Gpt({.layers = 1,
                                       .hidden = 32,
                                       .heads = 4,

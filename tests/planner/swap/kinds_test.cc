@@ -263,7 +263,7 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
   }
   EXPECT_GT(better, 10);
   EXPECT_GT(same + better, 50);
-  EXPECT_GT(shows, 20);  // copies that the average promised to hide
+  EXPECT_GT(shows, 20);  // links that the averaged plan overloads
 }
 
 // The grid has the fractions of one tensor of each of two kinds.

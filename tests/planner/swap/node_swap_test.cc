@@ -144,7 +144,6 @@ TEST(NodeSwap, AThousandNodesMatchGlpk) {
   EXPECT_GT(infeasible, 20);
 }
 
-// More ranks and tensors than the random nodes have.
 TEST(NodeSwap, ALargeNodeMatchesGlpk) {
   const SwapProblem node = BusyNode(32, 24);
   const NodeSwapResult ours = MustPlanSwap(node);
@@ -198,7 +197,7 @@ TEST(NodeSwap, StallsByChoiceMakeNoRankSlowerAndTheSlowestFaster) {
   EXPECT_GT(chosen, 10);
 }
 
-// ---- What must not matter ---------------------------------------------------
+// ---- Changed nodes ----------------------------------------------------------
 
 TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
   std::mt19937 random(3);
@@ -267,7 +266,7 @@ TEST(NodeSwap, MoreCapacityIsNeverWorse) {
   EXPECT_GT(faster, 5);
 }
 
-TEST(NodeSwap, OneMoreIsTheGainOfSolvingWithOneMore) {
+TEST(NodeSwap, OneMoreMatchesSolvingWithOneMoreUnit) {
   std::mt19937 random(5);
   int bought = 0;
   for (int i = 0; i < 60; ++i) {
@@ -301,8 +300,6 @@ TEST(NodeSwap, OneMoreIsTheGainOfSolvingWithOneMore) {
 
 // ---- Tiny cases, by brute force ---------------------------------------------
 
-// No point of a grid of fractions of one rank's two tensors may be better than
-// the LP's plan.
 TEST(NodeSwap, NoPointOfAGridIsBetter) {
   std::mt19937 random(6);
   for (int i = 0; i < 40; ++i) {
@@ -328,7 +325,7 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
   }
 }
 
-// ---- What a runtime leaves to choose ----------------------------------------
+// ---- Shared and given fractions ---------------------------------------------
 
 // Makes all free tensors of all ranks share one alpha. None may be kept.
 SwapProblem WithOneFraction(SwapProblem node) {

@@ -33,7 +33,6 @@ std::multiset<std::tuple<int64_t, int64_t, int64_t>> Inside(
   return inside;
 }
 
-// Returns `unit` repeated `times` times.
 plan::Trace Repeated(const plan::Trace& unit, int times) {
   plan::Trace all;
   all.alignment = unit.alignment;

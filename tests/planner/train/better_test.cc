@@ -32,7 +32,7 @@ class Draw {
     // kSluice refuses mixtures of experts.
     if (request.method == Method::kSluice) request.model.experts = 0;
     if (request.method == Method::kSluice) request.model.active_experts = 0;
-    // Draws machines unlike the shipped ones, where limits are met by chance.
+    // Draws machines unlike the shipped ones, so that other limits bind.
     for (double* amount : Amounts(request.hardware)) *amount *= Factor() / 2;
     return request;
   }

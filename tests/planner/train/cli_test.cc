@@ -191,7 +191,7 @@ TEST(PlanTrain, AnUnknownReorganisationIsANoteAndNoSeconds) {
   EXPECT_EQ(json["notes"].size(), 1u);
 }
 
-TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
+TEST(PlanTrain, A100MeansADgxAndTheAnswerSaysSo) {
   const ChildResult words =
       Plan("train --model gpt-7b --hardware a100-80g --gpus 8 --seq-len 64K");
   EXPECT_EQ(words.exit_code, 0);

@@ -251,7 +251,7 @@ TEST(TrainEstimate, FullOverlapOfAllSkeletalBytesBeginsNear192K) {
   EXPECT_EQ(exposed(256 * K), 0);
 }
 
-TEST(TrainEstimate, ASmallHostIsWhatStopsMemo) {
+TEST(TrainEstimate, ASmallHostLimitsMemo) {
   Request request = Ask("gpt-7b", "a800-80g", Method::kMemo, 8, 384 * K);
   const Settings all{.tp = 4, .cp = 2, .alpha = 1};
   EXPECT_EQ(EstimateStep(request, all).reason, Reason::kHostMemory);
@@ -380,7 +380,7 @@ TEST(TrainEstimate, EachStageOfZeROShardsMoreStates) {
   }
 }
 
-TEST(TrainEstimate, NoMoreChunksRunAgainThanTheHostIsShortOf) {
+TEST(TrainEstimate, AsFewChunksRunAgainAsTheHostAllows) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 256 * K);
   const Settings settings{.sp = 8, .alpha = 0, .chunk = 32 * K};
   const double all = TrainerStep(request, settings).host_bytes_per_node;

@@ -24,7 +24,7 @@ Request AskH100(const char* model, Method method, int64_t gpus, int64_t seq_len,
 
 // Llama-8B on 8 GPUs needs 5 hidden states, 2 tensors as wide as the queries,
 // 12 of a quarter of the heads, and the rotary table of all tokens.
-TEST(Upipe, NeedsSevenHiddenStatesAndTwelveOfAStagesHeads) {
+TEST(Upipe, NeedsTheMemoryCountedByHand) {
   Request request = AskH100("llama-8b", Method::kUpipe, 8, 1024 * kKi, 1);
   const Settings settings{.sp = 8, .zero = 3};
   const Estimate e = EstimateStep(request, settings);

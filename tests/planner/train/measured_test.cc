@@ -88,7 +88,7 @@ TEST(MeasuredSteps, OfAnH100AgreeWithTheDesk) {
   }
 }
 
-TEST(MeasuredSteps, TheProfilesAttentionIsOfOtherHeadsAndSaysSo) {
+TEST(MeasuredSteps, TheProfileSaysThatItsAttentionIsOfOtherHeads) {
   const Request request = OnTheH100(64 * kKibi, 80e9);
   EXPECT_EQ(request.hardware.attention_head_dim, 64);
   EXPECT_TRUE(request.hardware.OtherHeads(request.model.head_dim()));

@@ -1,9 +1,7 @@
 // The order of a step's operations, by their streams and by the waits between
 // them. A wait is needed if without it two operations that use common bytes, at
-// least one of them writing, are no longer ordered.
-//
-// A test that a race detector finds each removed wait must know which waits are
-// needed. This class computes them from the order and the bytes alone.
+// least one of them writing, are no longer ordered. WaitGraph finds the needed
+// waits from the order and the bytes alone.
 //
 // Thread safety: none.
 #pragma once
@@ -32,11 +30,9 @@ class WaitGraph {
   // the wait's number. REQUIRES: nothing was added after `waiter`.
   size_t Wait(size_t waiter, size_t waited);
 
-  // Returns whether removing `waits` leaves two conflicting operations
-  // unordered.
+  // Returns whether removing `waits` leaves conflicting operations unordered.
   bool AreNeeded(const std::set<size_t>& waits) const;
-  // Returns whether two operations use common bytes that at least one of them
-  // writes.
+  // Returns whether the operations share bytes that at least one writes.
   bool Conflict(size_t one, size_t other) const;
 
  private:
