@@ -58,8 +58,8 @@ class Sites(unittest.TestCase):
 
 
 class Listed(unittest.TestCase):
-    """Only deep tests run what the lists name, so these tests notice a source
-    that has changed."""
+    """Only deep tests remove the listed texts. These tests check that the
+    sources still have them."""
 
     def test_planted_statements_are_in_their_files(self):
         for defect in planted.read():

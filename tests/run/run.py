@@ -311,8 +311,8 @@ def record_deep(results, root, commit):
 
 
 def commit_of(root):
-    """Returns the commit's hash, with a + if the tree has changes. The table of
-    deep tests does not count: each run that records changes it."""
+    """Returns the commit's hash, with a + if the tree has changes. Ignores
+    tests/DEEP.md, which each run with --record changes."""
     def git(*words):
         return subprocess.run(["git", "-C", root, *words], capture_output=True,
                               text=True).stdout.strip()

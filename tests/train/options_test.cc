@@ -86,8 +86,7 @@ TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
                               ParseCommandLine(Split("train --chunk 1K")));
   EXPECT_EQ(parsed.options.chunk, 1024);
   EXPECT_EQ(parsed.options.prefetch, 2);
-  EXPECT_FALSE(
-      parsed.options.order.has_value());  // the ranks choose it by bytes
+  EXPECT_FALSE(parsed.options.order.has_value());  // the ranks choose it
   SLUICE_ASSERT_OK_AND_ASSIGN(
       parsed, ParseCommandLine(Split("check --backward-order queries")));
   EXPECT_EQ(parsed.options.chunk, 512);

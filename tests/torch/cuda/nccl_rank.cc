@@ -290,7 +290,7 @@ void Rank::AwaitAbort() {
   Require(ranks_->Check() == later, "the first reason stays");
 }
 
-// The other rank is killed while a sum that this one has begun waits for it.
+// The other rank is killed while a sum that this rank has begun waits for it.
 // The sum has ended when the stream is idle, so its memory may be unmapped.
 void Rank::LeaveBegun() {
   at::Tensor sum = Make(Own());

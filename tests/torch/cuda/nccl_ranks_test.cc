@@ -84,7 +84,7 @@ TEST_F(NcclRanks, AnAbortEndsTheWaitForAKilledRankWithItsReason) {
   EXPECT_EQ(Findings(), "");
 }
 
-TEST_F(NcclRanks, BegunSumOfAKilledRankHasEndedWhenTheStreamIsIdle) {
+TEST_F(NcclRanks, ASumWithAKilledRankHasEndedWhenTheStreamIsIdle) {
   const auto victim = Start(0, "die"), other = Start(1, "leave-begun");
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
   ASSERT_TRUE(other->WaitForOutput("waits", kLong));
