@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Measures how many defects the tests find. A seed draws single-statement
 mutants from all production code, in proportion to the lines of each folder. The
-tests that reach a mutant run until one fails: first those that share a word
-with its path, then short tests that reach few mutants. Mutants that no test
-finds are listed.
+tests that reach a mutant run until one fails: first tests that share a word
+with the mutant's path, then short tests that reach few mutants. Mutants that no
+test finds are listed.
 
 All mutants are built at once, each behind a switch (mutant schemata; Untch,
 Offutt and Harrold 1993): SLUICE_MUTANT=N turns mutant N on. One run of each
@@ -152,8 +152,8 @@ def look(entry, folder):
 
 
 def cases_of(entry, look, number):
-    """Returns the entry; of a Python test, with at most CASES of the cases that
-    reach the mutant, those first that reach the fewest mutants."""
+    """Returns the entry. A Python test runs at most CASES of the cases that
+    reach the mutant: those that reach the fewest mutants."""
     reach = collections.Counter(case for each in look["reached"].values()
                                 for case in each)
     cases = sorted(look["reached"][number], key=reach.get)[:CASES]

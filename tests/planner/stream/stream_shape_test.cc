@@ -14,8 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 
 // Every row of a chunk is in exactly one piece, and stored rows are
-// consecutive. With 2 heads on 4 ranks, a chunk has only the queries' rows of a
-// part.
+// consecutive. With 2 heads on 4 ranks, a rank has only a part of the query
+// rows.
 TEST(StreamShape, PiecesCoverAChunkOnce) {
   for (const auto& [alpha, heads, rank] :
        {std::tuple(0.0, 4, 0), std::tuple(0.3, 4, 0), std::tuple(0.5, 4, 0),

@@ -9,8 +9,8 @@ namespace sluice::planner {
 
 // Returns |value|, at least 1, as the unit of a difference.
 double Near(double value);
-// Compares the step, then recomputation, then moved bytes. Seconds within
-// `tolerance` of the step are equal.
+// Returns whether `a` is at most `b`: by step, then recomputation, then moved
+// bytes. Seconds within `tolerance` of the step are equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance = 1e-9);
 // Returns the largest violation of a fraction row or of a capacity (in its
