@@ -131,7 +131,7 @@ TEST(LayerTime, ARerunIsForwardOverTheFirstChunks) {
   StreamOptions options = TimedOptions(8, kTimedOrders[0], 2, 0.5);
   options.rerun_chunks = 2;
   const LayerCompute compute = Whole(Chunk(3), 2);
-  for (const double speed : {1e5, 1e8}) {  // copies are longer, or compute is
+  for (const double speed : {1e5, 1e8}) {  // copies dominate, then compute
     EXPECT_DOUBLE_EQ(TimeRerun(options, 3 * compute.keys, 3 * compute.forward,
                                {speed, speed}),
                      3 * TimeLayer(TimedShape(2, kTimedOrders[0], 2, 0.5),

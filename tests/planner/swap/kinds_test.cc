@@ -69,7 +69,7 @@ TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
 // The mandatory copies of the sliding layers take twice as long as their
 // forward, so sliding layers get no other copies. The full layers use the whole
 // link.
-TEST(Kinds, AKindThatOverloadsTheLinkSwapsNothingMoreAndStopsNoOther) {
+TEST(Kinds, AnOverloadingKindSwapsOnlyMandatoryBytesAndStopsNoOther) {
   const NodeSwapResult result = MustPlanKinds(SlidingAndFull(0.5e9));
   EXPECT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
