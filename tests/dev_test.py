@@ -16,7 +16,7 @@ def dev(*words):
 
 class BadInput(unittest.TestCase):
 
-    def test_is_one_line_and_starts_nothing(self):
+    def test_a_wrong_argument_prints_one_line_and_starts_nothing(self):
         for words, says in (
                 (["demo", "--quik"], "unrecognized arguments: --quik"),
                 (["lint", "--foo"], "only --all"),
@@ -37,7 +37,7 @@ class BadInput(unittest.TestCase):
 
 class Help(unittest.TestCase):
 
-    def test_is_there_for_every_command(self):
+    def test_commands_print_their_help(self):
         for command, says in (("demo", "--quick"), ("bench", "--against"),
                               ("fuzz", "--seconds"),
                               ("test", "--deep"), ("test", "package"),
@@ -51,7 +51,7 @@ class Help(unittest.TestCase):
 
 class PythonTests(unittest.TestCase):
 
-    def test_a_missing_environment_fails_them_with_what_to_type(self):
+    def test_a_missing_environment_fails_and_says_what_to_type(self):
         run = subprocess.run(
             [sys.executable, os.path.join(ROOT, "tests/python/run.py"),
              "/nowhere/bin/python", "memory/arena_test.py"],

@@ -14,8 +14,8 @@
 namespace sluice::device::cuda {
 namespace {
 
-// Whether two functions have the same calling convention: equally many
-// parameters of the same sizes, and pointers at the same positions.
+// Whether a parameter of two functions has the same size, and is a pointer in
+// each or in none.
 template <typename A, typename B>
 constexpr bool kSameParameter =
     sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;

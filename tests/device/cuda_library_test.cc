@@ -15,7 +15,7 @@ TEST(CudaLibrary, AMissingDriverIsNamedWithWhatToDo) {
                                  "simulated node")));
 }
 
-// Any library without the functions stands for an NVIDIA driver before 12.2.
+// libm stands for an NVIDIA driver older than 12.2: it lacks the functions.
 TEST(CudaLibrary, ADriverWithoutAFunctionIsTooOld) {
   EXPECT_THAT(LoadedLibrary::Load("libm.so.6"),
               StatusIs(absl::StatusCode::kUnavailable,
@@ -23,7 +23,7 @@ TEST(CudaLibrary, ADriverWithoutAFunctionIsTooOld) {
                                  "is too old, 12.2 or newer")));
 }
 
-TEST(CudaLibrary, ErrorsMeanWhatTheSeamSays) {
+TEST(CudaLibrary, CudaErrorsBecomeStatusCodes) {
   EXPECT_EQ(CodeOf(kSuccess), absl::StatusCode::kOk);
   EXPECT_EQ(CodeOf(kInvalidValue), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(CodeOf(kOutOfMemory), absl::StatusCode::kResourceExhausted);
@@ -36,7 +36,7 @@ TEST(CudaLibrary, ErrorsMeanWhatTheSeamSays) {
 }
 
 // On a machine with a GPU the conformance suite checks more.
-TEST(OpenCudaDriver, IsThereOrSaysWhyNot) {
+TEST(OpenCudaDriver, OpensOrSaysWhyNot) {
   const auto driver = OpenCudaDriver();
   if (driver.ok()) {
     EXPECT_EQ((*driver)->name(), "cuda");

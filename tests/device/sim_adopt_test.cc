@@ -34,7 +34,7 @@ class SimAdopt : public SimTest {
   std::unique_ptr<Driver> owner_;
 };
 
-TEST_F(SimAdopt, WhatWasKeptIsTheNextDriversOwn) {
+TEST_F(SimAdopt, KeptMemoryBelongsToTheNextDriver) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made, owner_->Create(kGpu0, MiB(4)));
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd kept, owner_->Keep(made));
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd exported, owner_->Export(made));
@@ -71,7 +71,7 @@ TEST_F(SimAdopt, WhatWasKeptIsTheNextDriversOwn) {
   EXPECT_EQ(owner_->Usage(kGpu0)->used, Bytes(0));
 }
 
-TEST_F(SimAdopt, ItIsRefusedWhereItIsSomethingElse) {
+TEST_F(SimAdopt, MemoryThatDoesNotMatchOrHasAnOwnerIsNotAdopted) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made, owner_->Create(kGpu0, MiB(2)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd kept, owner_->Keep(made));
   {

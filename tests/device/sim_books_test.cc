@@ -38,9 +38,9 @@ class SimBooks : public SimTest {
   SharedState* state_ = nullptr;
 };
 
-// Guards against a written state that ends the daemon or keeps it from creating
-// memory.
-TEST_F(SimBooks, WhoMakesTheMemoryBelievesNothingThatIsWrittenLater) {
+// Guards against a process that overwrites the state and so ends the daemon or
+// makes its Create calls fail.
+TEST_F(SimBooks, OwnerIgnoresLaterWritesToTheState) {
   const auto owner = OpenOwned();
   state_->granularity = 0;
   state_->host_memory = 0;
@@ -62,9 +62,9 @@ TEST_F(SimBooks, WhoMakesTheMemoryBelievesNothingThatIsWrittenLater) {
   EXPECT_EQ(owner->Usage(kGpu0)->used, Bytes(0));
 }
 
-// Failures that a node has when its owner starts apply to the owner, so that
+// A failure that is armed before the owner starts applies to the owner, so that
 // tests can make a daemon's own calls fail.
-TEST_F(SimBooks, WhoMakesTheMemoryMeetsTheFailuresThatWaited) {
+TEST_F(SimBooks, OwnerTakesOnlyFailuresThatWereArmedBeforeItsStart) {
   ASSERT_THAT(node_->FailCall("Create", 2), IsOk());
   const auto owner = OpenOwned();
   EXPECT_THAT(owner->Create(kGpu0, KiB(64)), IsOk());
@@ -79,7 +79,7 @@ TEST_F(SimBooks, WhoMakesTheMemoryMeetsTheFailuresThatWaited) {
   EXPECT_THAT(owner->Export(*memory), IsOk());
 }
 
-TEST_F(SimBooks, AStateThatMakesNoSenseIsNotOpened) {
+TEST_F(SimBooks, ADamagedStateIsNotOpened) {
   const auto refused = [&] {
     return OpenSimDriver(directory_.path()).status();
   };

@@ -34,7 +34,7 @@ absl::Status Copy(Driver& driver, Bytes size) {
   return copied.ok() ? driver.SynchronizeStream(*stream) : copied;
 }
 
-TEST(SimClocks, NobodyCutsThemOffOrMakesThemLonger) {
+TEST(SimClocks, ClocksCannotBeResized) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, MakeSimClocks());
   EXPECT_EQ(ftruncate(fd.get(), 0), -1);
   EXPECT_EQ(errno, EPERM);
@@ -43,7 +43,7 @@ TEST(SimClocks, NobodyCutsThemOffOrMakesThemLonger) {
   EXPECT_THAT(MapClocks(fd).status(), IsOk());
 }
 
-TEST(SimClocks, OnesThatCanBeCutOffAreRefused) {
+TEST(SimClocks, ClocksThatCanShrinkAreRefused) {
   const UniqueFd loose(memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(ftruncate(loose.get(), sizeof(SharedClocks)), 0);
   EXPECT_THAT(
@@ -52,7 +52,7 @@ TEST(SimClocks, OnesThatCanBeCutOffAreRefused) {
   EXPECT_FALSE(MapClocks(UniqueFd()).ok());
 }
 
-TEST_F(SimTest, WhoWasGivenClocksBooksLinksByThem) {
+TEST_F(SimTest, ADriverBooksLinksOnTheClocksThatItIsGiven) {
   ASSERT_THAT(node_->SetLinkSpeed("shared", 1e9, 1e9), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, MakeSimClocks());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto clocks, MapClocks(fd));
@@ -95,9 +95,9 @@ TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   other->ExpectSuccess();
 }
 
-// Guards against a reader's lock of the state that keeps the node from opening:
-// every reader may lock it.
-TEST_F(SimTest, ALockOfSomebodyWhoDoesNotUseTheNodeHoldsNobodyUp) {
+// Guards against a reader that locks the state and so keeps the node from
+// opening. Every reader may lock it.
+TEST_F(SimTest, ALockOnTheStateDoesNotBlockTheNode) {
   driver_.reset();
   node_.reset();
   const UniqueFd lock(

@@ -13,8 +13,8 @@
 
 namespace sluice::device {
 
-// Returns a node with two GPUs on one link and a third on its own link; no
-// speed limits.
+// Returns a node's configuration: two GPUs share one link, a third has its own,
+// and no link has a speed limit.
 inline SimConfig SmallNode() {
   return {.gpus = {{MiB(8), "shared", NumaIndex(0)},
                    {MiB(8), "shared", NumaIndex(0)},

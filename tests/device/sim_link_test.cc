@@ -25,7 +25,7 @@ class SimLinkTest : public ::testing::Test {
   SharedClocks::Link clocks_ = {};
 };
 
-TEST_F(SimLinkTest, ASliceTakesItsTimeFromWhenItIsReady) {
+TEST_F(SimLinkTest, TheTimeOfASliceBeginsWhenTheSliceIsReady) {
   EXPECT_EQ(Book(kToGpu, 1000, 5000), 6000);
 }
 
@@ -64,7 +64,7 @@ TEST_F(SimLinkTest, ANewSpeedCountsFromTheNextSlice) {
 }
 
 // Guards against a user that writes to a clock to stop other users' copies.
-TEST_F(SimLinkTest, AClockThatLiesCostsAsMuchAsManyStreamsAndNoMore) {
+TEST_F(SimLinkTest, AForgedClockDelaysACopyAsMuchAsTheMostBookings) {
   constexpr int64_t kSlice = 500'000;  // half a millisecond at this speed
   clocks_.next_free_ns[0] = INT64_MAX;
   EXPECT_EQ(Book(kToGpu, 1000, 5000), 5000 + kMostBookings * kSlice + 1000);
@@ -72,7 +72,7 @@ TEST_F(SimLinkTest, AClockThatLiesCostsAsMuchAsManyStreamsAndNoMore) {
   EXPECT_EQ(Book(kToGpu, 1000, 5000), 6000);
 }
 
-TEST_F(SimLinkTest, AsManyStreamsAsAreBelievedShareALinkExactly) {
+TEST_F(SimLinkTest, AsManyStreamsAsTheMostBookingsShareALinkExactly) {
   int64_t end = 0;
   for (int i = 0; i < kMostBookings; ++i) end = Book(kToGpu, 500'000, 0);
   EXPECT_EQ(end, kMostBookings * 500'000);

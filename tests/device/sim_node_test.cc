@@ -49,7 +49,7 @@ TEST(SimNodeConfig, BadNumbersAreRefused) {
   EXPECT_TRUE(refuses([](SimConfig& c) { c.links[1].name = "shared"; }));
 }
 
-TEST(SimNodeConfig, CountsAndNamesAreRefusedBeyondTheirBorders) {
+TEST(SimNodeConfig, CountsAndNamesBeyondTheirLimitsAreRefused) {
   const auto fine = [](auto change) {
     SimConfig config = SmallNode();
     change(config);
@@ -105,7 +105,7 @@ TEST_F(SimTest, ANodeInUseIsNotReplaced) {
   EXPECT_THAT(CreateSimNode(directory_.path(), SmallNode()), IsOk());
 }
 
-TEST_F(SimTest, TheConfigurationComesBack) {
+TEST_F(SimTest, ANodeReturnsItsConfiguration) {
   const SimConfig config = node_->config();
   ASSERT_EQ(config.gpus.size(), 3u);
   EXPECT_EQ(config.gpus[2].memory, MiB(4));
@@ -178,7 +178,7 @@ TEST_F(SimTest, MemoryOfADeadCreatorStaysWithItsImporter) {
   EXPECT_EQ(Used(kGpu0), MiB(2));
 }
 
-TEST_F(SimTest, TheNthCallFailsOnceInWhateverProcess) {
+TEST_F(SimTest, TheNthCallFailsOnceOnAnyDriver) {
   ASSERT_THAT(node_->FailCall("Create", 2), IsOk());
   EXPECT_THAT(driver_->Create(kGpu0, MiB(1)), IsOk());
   const auto other = Open();

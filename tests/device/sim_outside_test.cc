@@ -42,7 +42,8 @@ class SimOutside : public SimTest {
     EXPECT_THAT(held.status(), IsOk());
     return held.ok() ? *std::move(held) : std::map<Placement, Bytes>();
   }
-  // Returns a memfd with the name of this node's memory that no driver made.
+  // Returns a memfd that is named like memory of this node, but that no driver
+  // made.
   UniqueFd Named(Placement where, Bytes size) const {
     const std::string name =
         ToText({*NodeName(directory_.path()), /*maker=*/1, where, size});
@@ -65,7 +66,7 @@ class SimOutside : public SimTest {
   std::unique_ptr<Driver> owner_;
 };
 
-// Keeps a mapping, but no descriptor.
+// Maps `fd`, then closes it.
 void* MapAndClose(UniqueFd fd, Bytes size) {
   void* const at =
       mmap(nullptr, size.size(), PROT_READ, MAP_SHARED, fd.get(), 0);
@@ -104,7 +105,7 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
   EXPECT_EQ(Outside()[kGpu0], MiB(7)) << "the other process has it still";
 }
 
-TEST_F(SimOutside, HoldersAreNamedWithAllThatTheyHave) {
+TEST_F(SimOutside, HoldersAreListedWithAllTheirMemory) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made,
                               owner_->Create(kHost1, MiB(2)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, owner_->Export(made));
@@ -134,7 +135,7 @@ TEST_F(SimOutside, AForkedChildsMappingAloneIsSeen) {
   EXPECT_EQ(Outside()[kGpu0], MiB(3));
 }
 
-TEST_F(SimOutside, DescriptorsThatOneThreadHasByItselfAreSeen) {
+TEST_F(SimOutside, DescriptorsInAThreadsOwnTableAreSeen) {
   const auto holder = Holding([&] {
     std::latch taken(1);
     std::thread([&] {
@@ -148,7 +149,7 @@ TEST_F(SimOutside, DescriptorsThatOneThreadHasByItselfAreSeen) {
   EXPECT_EQ(Outside()[kGpu0], MiB(3));
 }
 
-TEST_F(SimOutside, WhatThisDriverMadeOrAnotherNodesHasIsNotOutside) {
+TEST_F(SimOutside, MemoryOfThisDriverOrOfAnotherNodeIsNotOutside) {
   const auto memory = owner_->Create(kGpu0, MiB(2));
   ASSERT_THAT(memory, IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd fd, owner_->Export(*memory));
@@ -165,9 +166,9 @@ TEST_F(SimOutside, WhatThisDriverMadeOrAnotherNodesHasIsNotOutside) {
   EXPECT_EQ(Outside()[kGpu0], MiB(1));
 }
 
-// Guards against taking the held memory from a page that every user could
-// write.
-TEST_F(SimOutside, CountsAsUsedUntilItsHolderEnds) {
+// Guards against reading the amount of held memory from a page that every user
+// can write.
+TEST_F(SimOutside, OutsideMemoryIsUsedUntilItsHolderEnds) {
   const auto rank = Holding([&] { Named(kGpu0, MiB(3)).Release(); });
   EXPECT_EQ(Outside()[kGpu0], MiB(3));
   EXPECT_EQ(owner_->Usage(kGpu0)->used, MiB(3));
@@ -180,7 +181,7 @@ TEST_F(SimOutside, CountsAsUsedUntilItsHolderEnds) {
   EXPECT_THAT(owner_->Create(kGpu0, MiB(3)), IsOk());
 }
 
-TEST_F(SimOutside, NoPlaceHasMoreOutsideThanItHas) {
+TEST_F(SimOutside, OutsideMemoryNeverExceedsThePlacesTotal) {
   const UniqueFd gpu = Named(kGpu0, GiB(900)), host = Named(kHost0, MiB(10)),
                  other = Named(kHost1, MiB(10)),
                  none = Named({Placement::Kind::kGpu, 7}, MiB(1));
@@ -189,7 +190,7 @@ TEST_F(SimOutside, NoPlaceHasMoreOutsideThanItHas) {
                                    Pair(kHost1, MiB(6))));
 }
 
-TEST_F(SimOutside, AnotherUsersMemfdOfThatNameIsNotBelieved) {
+TEST_F(SimOutside, AMemfdThatAnotherUserMadeIsNotCounted) {
   if (geteuid() != 0) GTEST_SKIP() << "needs another user";
   const auto lies = Holding([&] {
     ASSERT_EQ(setresuid(61234, 61234, 61234), 0);

@@ -13,8 +13,8 @@ namespace {
 using testing::IsOk;
 using testing::StatusIs;
 
-// Uses up the process's limit of mappings: makes each page of `range` a mapping
-// of its own.
+// Uses up the process's limit of mappings: gives pages of `range_` alternating
+// protection.
 class AllMappings {
  public:
   AllMappings() {
@@ -35,7 +35,7 @@ class AllMappings {
 
  private:
   static constexpr size_t kPage = 4096;
-  // filling them would take seconds
+  // A test that fills more would take seconds.
   static constexpr size_t kTooMany = 100'000;
   size_t size() const { return 2 * kPage * most_; }
   size_t most_ = 0;
@@ -43,9 +43,10 @@ class AllMappings {
   bool full_ = false;
 };
 
-// The kernel merges neighbouring mappings, and must split one to make a hole.
-// Guards against counting a refused unmap as freed, which loses the range.
-TEST_F(SimTest, AReservationThatCannotBeReleasedIsAnErrorAndStays) {
+// The kernel merges neighbouring mappings, so unmapping the middle range needs
+// one mapping more. Guards against counting a refused unmap as freed, which
+// loses the range.
+TEST_F(SimTest, AReservationThatTheKernelDoesNotUnmapStays) {
 #ifdef SLUICE_SANITIZED
   GTEST_SKIP() << "a sanitizer ends a process that may map no more";
 #endif

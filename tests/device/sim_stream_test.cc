@@ -53,9 +53,9 @@ double TimedCopy(Driver& driver, DeviceIndex gpu, CopyDirection direction,
   return seconds;
 }
 
-// Expects that the copy is never faster than the link and, on a loaded machine,
-// less than ten times slower in one of some tries. sim_link_test tests the
-// sharing of links exactly.
+// Expects that `measure` never returns less than `seconds` and, in one of 20
+// calls, at most ten times as much: the machine may be loaded. sim_link_test
+// tests exactly how streams share a link.
 void ExpectTakes(double seconds, const std::function<double()>& measure) {
   double best = 1e9;
   for (int i = 0; i < 20 && best > 10 * seconds; ++i) {
@@ -75,7 +75,7 @@ TEST_F(SimTest, ACopyTakesTheTimeItsLinkSays) {
               [&] { return TimedCopy(*driver_, DeviceIndex(2), kD2H, size); });
 }
 
-TEST_F(SimTest, ManySmallCopiesGetTheSpeedToo) {
+TEST_F(SimTest, ManySmallCopiesReachTheLinksSpeed) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 200e6, 0), IsOk());
   std::vector<std::byte> from(20'000), to(20'000);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
@@ -102,12 +102,12 @@ TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
 }
 
 // Two processes use two GPUs on one link, and know of each other only by the
-// shared state. Together they take as long as one after the other, and neither
-// is served first (alone a copy takes 0.2 s).
+// shared state. Alone, a copy takes 0.2 s. Together they take as long as one
+// after the other, and neither is served first.
 TEST_F(SimTest, ProcessesShareALink) {
   ASSERT_THAT(node_->SetLinkSpeed("shared", 100e6, 0), IsOk());
   driver_.reset();
-  // Tries again if a loaded machine starts one of them late.
+  // A loaded machine may start one process late, so the test tries again.
   double earlier = 0;
   for (int i = 0; i < 5 && earlier < 0.3; ++i) {
     const double start = Seconds() + 0.5;
@@ -187,7 +187,7 @@ TEST_F(SimTest, ACopyBehindAnEventTakesItsTimeFromTheEventOn) {
   EXPECT_GE(Seconds() - begin, 0.98 * 0.4);
 }
 
-TEST_F(SimTest, WhatTakesNoTimeOnAnIdleStreamIsDoneAtOnce) {
+TEST_F(SimTest, ACopyWithoutALimitOnAnIdleStreamIsDoneAtOnce) {
   if (PoisonsBuffers())
     GTEST_SKIP() << "with SLUICE_POISON every copy arrives late";
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
@@ -202,9 +202,9 @@ TEST_F(SimTest, WhatTakesNoTimeOnAnIdleStreamIsDoneAtOnce) {
   EXPECT_TRUE(driver_->QueryEvent(event).value());
 }
 
-// The call returns before its copy ends. A later copy behind it waits too, on
-// any stream, even if it takes no time.
-TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
+// CopyAsync returns before its copy ends. A copy on any other stream that waits
+// for the first copy's event waits, too, even if it takes no time itself.
+TEST_F(SimTest, ACopyThatTakesTimeDoesNotBlockItsCaller) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 1e6, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream slow,
                               driver_->CreateStream(DeviceIndex(2)));
@@ -239,7 +239,7 @@ TEST_F(SimTest, WhatTakesTimeIsNotDoneByItsCaller) {
 
 // An idle stream executes small copies at once, in the caller's thread, and
 // large ones in the stream's own thread. Two threads enqueue in turns.
-TEST_F(SimTest, CopiesOfOneStreamStayInOrderWhoeverMakesThem) {
+TEST_F(SimTest, CopiesOfOneStreamStayInOrderAcrossThreads) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(2)));
@@ -263,12 +263,12 @@ TEST_F(SimTest, CopiesOfOneStreamStayInOrderWhoeverMakesThem) {
   }
 }
 
-TEST_F(SimTest, AFailedCopyIsReportedByEveryLaterCallAndBlocksNobody) {
+TEST_F(SimTest, EveryLaterCallReportsAFailedCopyAndNoneBlocks) {
   std::byte from[2] = {std::byte{1}, std::byte{2}}, to[2] = {};
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,
                               driver_->CreateStream(DeviceIndex(0)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Event event, driver_->CreateEvent());
-  // The slow link delays the copy, so all three calls are made before it fails.
+  // The slow link delays the copies, so all calls are made before one fails.
   ASSERT_THAT(node_->SetLinkSpeed("shared", 1, 0), IsOk());
   ASSERT_THAT(node_->FailCall("Copy", 2), IsOk());
   for (int i : {0, 1}) {
@@ -298,7 +298,7 @@ TEST_F(SimTest, AGpuLostDuringACopyEndsIt) {
   ASSERT_THAT(driver_->RecordEvent(event, stream), IsOk());
   ASSERT_THAT(node_->LoseGpu(DeviceIndex(2)), IsOk());
   const double begin = Seconds();
-  // else it would take 10 s
+  // Without the loss the copy takes 10 s.
   EXPECT_THAT(driver_->SynchronizeEvent(event), IsOk());
   EXPECT_LE(Seconds() - begin, 2);
   EXPECT_THAT(driver_->SynchronizeStream(stream),
@@ -334,7 +334,7 @@ TEST_F(SimTest, NothingIsCopiedOrFilledWithoutAccess) {
   EXPECT_THAT(driver_->SynchronizeStream(stream), IsOk());
 }
 
-TEST_F(SimTest, ItsStreamsAreNobodyElses) {
+TEST_F(SimTest, NativeStreamsAreUnimplemented) {
   const auto refused =
       StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("a simulated GPU"));
   EXPECT_THAT(driver_->NativeStream(driver_->ComputeStream(DeviceIndex(0))),

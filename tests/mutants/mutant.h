@@ -1,5 +1,5 @@
-// The switch of a mutant: on if SLUICE_MUTANT is its number. If
-// SLUICE_MUTANTS_REACHED is a folder, a file in it records that it was reached.
+// SluiceMutant(N) returns whether SLUICE_MUTANT is N, which turns mutant N on.
+// If SLUICE_MUTANTS_REACHED is a folder, the call creates file N in it.
 #ifndef SLUICE_TESTS_MUTANTS_MUTANT_H_
 #define SLUICE_TESTS_MUTANTS_MUTANT_H_
 

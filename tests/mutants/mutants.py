@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Do the tests find defects? Draws single-statement mutants of all production
-code by a seed, as many of a room as its lines, and runs the tests that reach
-each until one fails: first those that share a word with its path, that are
-short, and that reach few. What none finds is listed.
+"""Measures how many defects the tests find. A seed draws single-statement
+mutants from all production code, in proportion to the lines of each folder. The
+tests that reach a mutant run until one fails: first tests that share a word
+with the mutant's path, then short tests that reach few mutants. Mutants that no
+test finds are listed.
 
 All mutants are built at once, each behind a switch (mutant schemata; Untch,
-Offutt and Harrold 1993): SLUICE_MUTANT=N turns one on, and a run of each test
-tells which it reaches; of Python, which cases do. Kind after kind of tests: a
-mutant that short ones find never waits for the long ones. Goes on where an
-earlier run ended.
+Offutt and Harrold 1993): SLUICE_MUTANT=N turns mutant N on. One run of each
+test records which mutants it reaches; for Python, which cases reach them. Unit
+tests run first, then Python's, then integration tests, each kind only on the
+mutants that are not found yet. A run continues an earlier run of the same draw.
 """
 
 import argparse
@@ -32,7 +33,7 @@ sys.path.insert(0, os.path.join(ROOT, "tests/run"))
 import suite  # noqa: E402
 
 LEAST_FOUND = 0.85
-CASES = 10  # most cases of a Python test that run for a mutant
+CASES = 10  # the most cases of a Python test that run for a mutant
 KINDS = [suite.OWN_PROGRAM_ONLY, {"python"}, {"integration", "attacks"}]
 TESTS = ["-LE", "^(root|deep|bench|package)$",
          "-E", "^(layers|lint|mutants)_|^run_(launch|plain_user|run)$"]
@@ -89,9 +90,8 @@ class Draw:
             self.drawn[at] = site
 
     def build(self, tree):
-        """Builds all mutants in a clone, which reuses ccache's objects of
-        other sources. Replaces mutants that do not compile or cause warnings.
-        """
+        """Builds all mutants in a clone; ccache has the objects of the other
+        sources. Replaces mutants that do not compile or cause warnings."""
         shutil.rmtree(tree, ignore_errors=True)
         subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
         shutil.copy(os.path.join(HERE, "sluice_mutant.py"),
@@ -152,8 +152,8 @@ def look(entry, folder):
 
 
 def cases_of(entry, look, number):
-    """Returns the entry. For a Python test it has only cases that reach the
-    mutant, first those that reach few other mutants, at most CASES."""
+    """Returns the entry. A Python test runs at most CASES of the cases that
+    reach the mutant: those that reach the fewest mutants."""
     reach = collections.Counter(case for each in look["reached"].values()
                                 for case in each)
     cases = sorted(look["reached"][number], key=reach.get)[:CASES]
@@ -168,9 +168,9 @@ def cases_of(entry, look, number):
 
 
 def judge(name, site, tests, budget):
-    """Runs tests until one finds the mutant, for at most `budget` seconds;
-    returns its row. `tests`: (row of `look`, entry) of the tests that reach
-    the mutant."""
+    """Runs tests until one finds the mutant, for at most `budget` seconds.
+    Returns the mutant's row. `tests` has a (row of `look`, entry) for each test
+    that reaches the mutant."""
     number = name.split()[0]
     row = {"name": name, "site": str(site), "room": os.path.dirname(
         site.path), "said": "survived" if tests else "not reached", "by": []}
@@ -254,7 +254,6 @@ def main():
                         help="limit on the time that tests of one kind take "
                         "for a mutant (%(default)g)")
     given = parser.parse_args()
-    # Results of a draw are valid only for the tree of this commit.
     folder = os.path.join(ROOT, "build/mutants", "-".join(
         [given.seed, str(given.count), *given.room.split("/")]))
     tree = os.path.join(folder, "tree")

@@ -26,8 +26,8 @@ class Defect:
     statement: str
 
     def site(self):
-        """Returns the first place of the statement in its file, behind a
-        switch."""
+        """Returns the site of the statement's first place in its file. Its
+        planted line runs the statement unless the switch is on."""
         line, text = next(
             (i + 1, line) for i, line in enumerate(
                 mutants.read(self.path).split("\n"))

@@ -56,8 +56,8 @@ def changed(part):
 
 def of_line(path, number, line):
     cpp = not path.endswith(".py")
-    # Code for other processors cannot be reached by tests here. After an
-    # endless loop a function has no return, so its condition must stay.
+    # `_mm512`: tests cannot run code for other processors. `while (true)`: a
+    # function has no return after an endless loop, so the condition must stay.
     if re.search(r"//|#|\"|constexpr|static|decltype|^\s+(using|for) |_mm512|"
                  r"while \(true\)", line):
         return
@@ -111,7 +111,7 @@ def compiles(lines, site):
 
 
 def planted(path, text, numbered):
-    """Returns `text` with these (number, site), each behind its switch."""
+    """Returns `text` with each (number, site) planted behind its switch."""
     lines = text.split("\n")
     python = path.endswith(".py")
     switch = ('__import__("sluice_mutant").on({})' if python

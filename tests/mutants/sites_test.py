@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Which changes of a line are found, and that a planted line has both forms.
-"""
+"""Tests which changes of a line are found, and that a planted line runs the old
+or the new code."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ class Sites(unittest.TestCase):
         self.assertEqual(changes("a.py", "    elif a is not b:"), {
             ("a is not b", "not (a is not b)"), ("a is not b", "a is b")})
 
-    def test_a_value_is_off_and_a_call_is_missing(self):
+    def test_a_value_is_changed_and_a_call_is_removed(self):
         self.assertEqual(changes("a.cc", "  return n + 1;"),
                          {("n + 1", "n - 1"), ("n + 1", "n + 2")})
         self.assertEqual(changes("a.cc", "  lock_.Release(n);"),
@@ -44,7 +44,7 @@ class Sites(unittest.TestCase):
         self.assertEqual(sites.of("a.py", 'def f():\n    """\n    g()\n    """'),
                          [])
 
-    def test_a_planted_line_does_the_one_or_the_other(self):
+    def test_a_planted_line_runs_the_old_or_the_new_code(self):
         text = "def f(a, b):\n    if a < b:\n        return 1\n    return 2\n"
         [site] = [site for site in sites.of("a.py", text)
                   if site.new == "a <= b"]
@@ -58,8 +58,8 @@ class Sites(unittest.TestCase):
 
 
 class Listed(unittest.TestCase):
-    """Only deep tests run what the lists name, so these tests notice a source
-    that has changed."""
+    """Only deep tests remove the listed texts. These tests check that the
+    sources still have them."""
 
     def test_planted_statements_are_in_their_files(self):
         for defect in planted.read():

@@ -31,9 +31,9 @@ bool IsValid(const plan::Trace& trace, const Problem& problem,
       .ok();
 }
 
-// Guards against births of one slot in the order of the trace's listing, which
-// made the plan worse than an online allocator's.
-TEST(Replay, IsTheSameHoweverATraceIsListed) {
+// Guards against births at one time that are replayed in the order in which the
+// trace lists them.
+TEST(Replay, TheOrderOfATracesBuffersChangesNothing) {
   plan::Trace trace = GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const auto by_id = [&trace] {
     const Problem problem = Normalise(trace);
@@ -51,7 +51,7 @@ TEST(Replay, IsTheSameHoweverATraceIsListed) {
 }
 
 // Guards against Ctrl-C that waits for a plan of a million buffers.
-TEST(Replay, LaysAllOnEachOtherOnceItIsToldToStop) {
+TEST(Replay, StacksAllBuffersOnceItIsToldToStop) {
   const plan::Trace trace =
       GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const Problem problem = Normalise(trace);
@@ -62,8 +62,8 @@ TEST(Replay, LaysAllOnEachOtherOnceItIsToldToStop) {
   EXPECT_EQ(PeakOf(problem, offsets), all);
 }
 
-// Guards against a race that takes the whole time.
-TEST(PlanMemory, EjectionFollowsTheSweepWhereTheRaceWouldNotEnd) {
+// Guards against a greedy race that takes all of the time.
+TEST(PlanMemory, EjectionFollowsTheSweepIfTheRaceIsTooSlow) {
   const plan::Trace trace =
       GenerateLarge({"", 110'000, LargeSpec::Shape::kRandom}, 1);
   std::atomic<bool> stop = false;
@@ -82,8 +82,8 @@ TEST(PlanMemory, EjectionFollowsTheSweepWhereTheRaceWouldNotEnd) {
             (std::vector<std::string>{"sweep", "sweep", "window", "ejection"}));
 }
 
-// Full sizes take minutes; bench-planner has them.
-TEST(Sweep, LeavesLessThanHalfOfWhatAnOnlineAllocatorLoses) {
+// bench-planner has the full sizes, which take minutes.
+TEST(Sweep, WastesAtMostHalfOfWhatAnOnlineAllocatorWastes) {
   for (const auto shape :
        {LargeSpec::Shape::kChurn, LargeSpec::Shape::kRandom}) {
     const plan::Trace trace = GenerateLarge({"", 30000, shape}, 1);
@@ -103,7 +103,7 @@ TEST(Sweep, LeavesLessThanHalfOfWhatAnOnlineAllocatorLoses) {
   }
 }
 
-TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
+TEST(Ejection, IsValidAndMostlyOptimal) {
   std::mt19937 random(23);
   int rounds = 0, optimal = 0;
   for (int round = 0; round < 300; ++round) {
@@ -130,11 +130,11 @@ TEST(Ejection, IsValidNeverBelowTheOptimumAndMostlyThere) {
 struct EjectionCase {
   LargeSpec::Shape shape;
   uint32_t seed;
-  int64_t most;  // percent of the race's gap that remains
+  int64_t most;  // percent of the race's gap that may remain
 };
 class EjectionOf : public ::testing::TestWithParam<EjectionCase> {};
 
-TEST_P(EjectionOf, LowersTheBestOfTheRaceTheSameWayEveryTime) {
+TEST_P(EjectionOf, LowersTheRacesPeakWithTheSamePlanEveryTime) {
   const EjectionCase& p = GetParam();
   const plan::Trace trace = GenerateLarge({"", 3000, p.shape}, p.seed);
   const Problem problem = Normalise(trace);
@@ -175,9 +175,9 @@ TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
             std::nullopt);
 }
 
-TEST(Window, MeetsTheBoundWhereOnlyThePeakIsHard) {
-  // Five copies of a hard instance. The first is the tallest, by one buffer
-  // that lives throughout it.
+TEST(Window, SolvesAHardPeakToItsBound) {
+  // Five copies of a hard instance. Only the first reaches the peak: the sizes
+  // of the others are halved.
   const plan::Trace hard = ReadCsv("K.1048576.csv");
   plan::Trace trace{.alignment = Bytes(1)};
   for (int copy = 0; copy < 5; ++copy) {
@@ -202,7 +202,7 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   std::mt19937 random(22);
   int several = 0, peeled = 0;
   for (int round = 0; round < 400; ++round) {
-    // One trace after the other gives one cut, and maybe more inside.
+    // Two traces in a row give one cut between them, and maybe more inside.
     plan::Trace trace = RandomTrace(random, 6, 9, 6);
     const plan::Trace second = RandomTrace(random, 6, 9, 6);
     const int64_t best =
@@ -235,9 +235,9 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   EXPECT_GT(peeled, 10);
 }
 
-// Most of the trace is one piece, next to a short one and above two buffers
-// that live throughout. The search of that piece starts from the race's result
-// for the whole trace.
+// Most of the trace is one large piece, next to a short piece and above two
+// buffers that live throughout. The search of the large piece starts from the
+// race's result for the whole trace.
 TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
   plan::Trace trace = GenerateLarge({"", 1500, LargeSpec::Shape::kChurn}, 2);
   const int64_t end = trace.end;
@@ -258,7 +258,7 @@ TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
   EXPECT_EQ(plan->fits, true);
 }
 
-TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
+TEST(PlanMemory, PublishedTracesFitTheirCapacityOrLess) {
   for (const char letter : std::string("AGI")) {
     const auto plan =
         PlanMemory(ReadCsv(std::string(1, letter) + ".1048576.csv"),
@@ -277,7 +277,7 @@ TEST(PlanMemory, PublishedCapacitiesAreKeptAndBeaten) {
 }
 
 TEST(PlanMemory, ACapacityIsProvedTooSmallOrLeftOpen) {
-  const plan::Trace trace = AboveMaxLive();  // optimum 18 units, live 17
+  const plan::Trace trace = AboveMaxLive();  // optimum 18 units, max-live 17
   const auto fits = [&](int64_t units) {
     return PlanMemory(trace,
                       {.time_limit = kNoClock, .capacity = Bytes(64 * units)})
@@ -310,7 +310,7 @@ class PlanMemoryOf : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(PlanMemoryOf, TheSamePlanEveryTime) {
+TEST_P(PlanMemoryOf, EveryRunReturnsTheSamePlan) {
   const plan::Trace trace = Make();
   const auto one = PlanMemory(trace, {.time_limit = kNoClock});
   const auto two = PlanMemory(trace, {.time_limit = kNoClock});
@@ -321,7 +321,7 @@ TEST_P(PlanMemoryOf, TheSamePlanEveryTime) {
 
 INSTANTIATE_TEST_SUITE_P(Traces, PlanMemoryOf, ::testing::Range(0, 4));
 
-TEST(PlanMemory, TheClockEndsItWithAValidPlan) {
+TEST(PlanMemory, ATimeLimitEndsItWithAValidPlan) {
   for (const auto& [buffers, shape] :
        {std::pair(60000, LargeSpec::Shape::kRandom),
         std::pair(60000, LargeSpec::Shape::kChurn),

@@ -11,8 +11,8 @@
 
 namespace sluice::planner {
 
-// Finds the least peak by the definition: in some optimum the buffers, in the
-// order of their offsets, each lie at 0 or on top of an earlier one.
+// Finds the least peak. Tries all placements in which each buffer lies at 0 or
+// on top of a buffer with a lower offset; some optimum is among them.
 class BruteForce {
  public:
   explicit BruteForce(const plan::Trace& trace) : trace_(trace) {}

@@ -50,8 +50,8 @@ TEST(Cbc, FindsAndProvesTheOptimumFromTheWorstStart) {
   }
 }
 
-// Sizes near 2^40 without a common divisor: CBC gets scaled sizes, but offsets
-// stay exact and the bound stays a bound.
+// Sizes are near 2^40 and have no common divisor. CBC gets scaled sizes, but
+// offsets stay exact and the bound stays valid.
 TEST(Cbc, LargeOddSizesStayExact) {
   std::mt19937 random(6);
   for (int round = 0; round < 6; ++round) {
@@ -85,8 +85,8 @@ TEST(Cbc, ProvesAnOptimumAboveMaxLive) {
   EXPECT_EQ(placement->proved_by, "cbc");
 }
 
-// If greedy leaves a gap, the two provers never contradict each other. (CBC may
-// reach its time limit: its answer must still be true.)
+// Compares both provers where greedy leaves a gap. CBC may reach its time
+// limit, but its answer must still be true.
 TEST(Cbc, NeverContradictsTheSearch) {
   std::mt19937 random(7);
   int gaps = 0;

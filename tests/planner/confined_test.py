@@ -18,7 +18,7 @@ NICE = 13  # RLIMIT_NICE, which the module resource does not define
 
 class Confined(unittest.TestCase):
 
-    def test_gives_up_what_it_inherits(self):
+    def test_a_worker_drops_inherited_capabilities(self):
         if os.geteuid() != 0:
             self.skipTest("only root can give capabilities")
         status = self.status(self.confined(
@@ -27,7 +27,7 @@ class Confined(unittest.TestCase):
         for caps in "CapInh", "CapPrm", "CapEff", "CapAmb":
             self.assertEqual(int(status[caps], 16), 0, caps)
 
-    def test_gives_up_the_priority_that_the_unit_allows_its_daemon(self):
+    def test_a_worker_drops_the_priority_limit_of_its_daemon(self):
         try:
             resource.prlimit(os.getpid(), NICE, (35, 35))
         except (ValueError, PermissionError):
@@ -35,8 +35,8 @@ class Confined(unittest.TestCase):
         self.assertEqual(resource.prlimit(self.confined(), NICE), (0, 0))
 
     def confined(self, *starter):
-        """Starts a worker with the words of `starter`, waits until it has
-        dropped its capabilities, and returns its process."""
+        """Starts a worker by the command `starter`, waits until the worker has
+        dropped its capabilities, and returns its pid."""
         # The worker waits at its first read, because its request never
         # arrives.
         request, unsent = os.pipe()

@@ -42,8 +42,8 @@ TEST(PlanNode, RanksThatShareNothingUseWhatTheirOwnLinksHave) {
   EXPECT_EQ(plan.ranks[2].alpha, 0.25);
 }
 
-// T is the slowest rank's step, so the node's link goes to the rank that would
-// otherwise be the slowest.
+// The slowest rank determines the node's step, so the link goes to the rank
+// that would otherwise be the slowest.
 TEST(PlanNode, TheSharedLinkGoesToTheSlowestRank) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(1)};
@@ -53,13 +53,13 @@ TEST(PlanNode, TheSharedLinkGoesToTheSlowestRank) {
   EXPECT_EQ(plan.ranks[1].alpha, 1);
 }
 
-TEST(PlanNode, TheClassThatCostsMostAByteIsSwappedFirst) {
+TEST(PlanNode, TheClassThatCostsMostPerByteIsSwappedFirst) {
   plan::RankProfile p = SampleProfile(0);
   p.classes.push_back({.name = "norm2",
                        .bytes_per_layer = Bytes(1'000'000),
                        .recompute_seconds = 0.0001});
-  // 1 + 4 + 1 MB in 1 s at 5 MB/s; one common alpha would recompute a fifth of
-  // both.
+  // The classes have 1, 4 and 1 MB, and the link carries 5 MB in a window of 1
+  // s. One common alpha would recompute a fifth of the two free classes.
   const plan::RankPlan rank = PlanOne(p, Resources(5e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.swap, 1);
   EXPECT_EQ(rank.classes[2].fractions.swap, 0);
@@ -70,9 +70,9 @@ TEST(PlanNode, TheClassThatCostsMostAByteIsSwappedFirst) {
             "add 0.0001 s a layer, 0.107 s a GiB");
 }
 
-// Half of the class fits under the window. The rest takes 2/3 s to copy, and a
-// second to recompute.
-TEST(PlanNode, AClassThatIsDearToRecomputeIsSwappedThoughItsCopiesShow) {
+// Half of the class is copied within the window. The rest takes 2/3 s to copy,
+// or a second to recompute.
+TEST(PlanNode, AClassThatIsCostlyToRecomputeIsSwappedBeyondTheWindow) {
   plan::RankProfile p = SampleProfile(0);
   p.classes[1].recompute_seconds = 2;
   const plan::NodePlan plan = MustPlan({p}, Resources(3e6, kPlenty));
@@ -93,8 +93,8 @@ plan::RankProfile Keeper(Bytes transient_capacity) {
   return p;
 }
 
-TEST(PlanNode, WhatTheTransientBuffersLeaveIsKept) {
-  // 10 MB in addition to the transient ones: a quarter of 10 layers of 4 MB.
+TEST(PlanNode, MemoryThatTransientBuffersLeaveHoldsKeptRows) {
+  // 10 MB beside the transient buffers: a quarter of 10 layers of 4 MB.
   plan::RankProfile p = Keeper(Bytes((1 << 20) + 10'000'000));
   const plan::RankPlan rank = PlanOne(p, Resources(3e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.keep, 0.25);
@@ -113,7 +113,7 @@ TEST(PlanNode, WhatTheTransientBuffersLeaveIsKept) {
   EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).classes[1].fractions.keep, 0);
 }
 
-TEST(PlanNode, WhatIsKeptIsNotCopied) {
+TEST(PlanNode, KeptRowsAreNotCopied) {
   const plan::NodePlan plan = MustPlan({Keeper(Bytes((1 << 20) + 100'000'000))},
                                        Resources(kFast, kPlenty));
   EXPECT_EQ(plan.ranks[0].classes[1].fractions.keep, 1);
@@ -124,7 +124,7 @@ TEST(PlanNode, WhatIsKeptIsNotCopied) {
   EXPECT_EQ(plan.limits.back().capacity, 100'000'000);
 }
 
-TEST(PlanNode, WhatIsAskedForIsKeptTo) {
+TEST(PlanNode, GivenFractionsAreObeyed) {
   plan::RankProfile p = Keeper(Bytes((1 << 20) + 10'000'000));
   p.classes[1].given.keep = 0.125;
   p.classes[1].given.swap = 0.25;
@@ -145,7 +145,7 @@ TEST(PlanNode, WhatIsAskedForIsKeptTo) {
   EXPECT_EQ(plan.limited_by, "gpu_memory");
 }
 
-TEST(PlanNode, WhatNoRuntimeCanDoIsRefusedWithItsClass) {
+TEST(PlanNode, ImpossibleFractionsAreRefusedAndTheClassIsNamed) {
   const auto refusal = [](size_t at, plan::GivenFractions given,
                           bool can_keep = true) {
     plan::RankProfile p = Keeper(kPlenty);
@@ -168,7 +168,7 @@ TEST(PlanNode, WhatNoRuntimeCanDoIsRefusedWithItsClass) {
   EXPECT_EQ(refusal(1, {0.5, 0.5}), "");
 }
 
-TEST(PlanNode, ALimitOfAProfileThatThereIsNotIsRefused) {
+TEST(PlanNode, ALimitOfAMissingProfileIsRefused) {
   for (const size_t at : {size_t{0}, size_t{1}}) {
     NodeResources links = Resources(kFast, kPlenty), hosts = links;
     links.links[0].profiles = {at};
@@ -182,14 +182,14 @@ TEST(PlanNode, ALimitOfAProfileThatThereIsNotIsRefused) {
   }
 }
 
-// Within the LP's precision all of it fits, but it does not.
-TEST(PlanNode, ABytesLackOfHostMemoryCostsAStepOfTheCut) {
+// Within the LP's precision everything fits, but a byte is missing.
+TEST(PlanNode, AMissingByteOfHostMemoryCostsOneStepOfAlpha) {
   EXPECT_EQ(
       PlanOne(SampleProfile(0), Resources(kFast, Bytes(50'000'000))).alpha, 1);
   EXPECT_EQ(
       PlanOne(SampleProfile(0), Resources(kFast, Bytes(49'999'999))).alpha,
       4095. / 4096);
-  // A byte of so many is within the rounding to steps.
+  // The same holds for a class ten times as large.
   plan::RankProfile large = SampleProfile(0);
   large.classes[1].bytes_per_layer = Bytes(40'000'000);
   EXPECT_EQ(PlanOne(large, Resources(kFast, Bytes(409'999'999))).alpha,
@@ -216,9 +216,9 @@ TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
             "choose");
 }
 
-// Two jobs share one host: memory that one job holds permanently is not
-// available to the other.
-TEST(PlanNode, JobsAreOneNode) {
+// Two jobs share one host. Memory that a settled job holds is not available to
+// the other job.
+TEST(PlanNode, JobsOfANodeShareItsHostMemory) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(0)};
   profiles[1].job = 1;
@@ -234,7 +234,7 @@ TEST(PlanNode, JobsAreOneNode) {
   plan = MustPlan(profiles, resources);
   EXPECT_EQ(plan.ranks[0].alpha, 0.75);
   EXPECT_EQ(plan.ranks[1].alpha, 0.25);
-  // Adds a budget of the job's own, in addition to the node's.
+  // Job 1 gets a budget of its own.
   resources.hosts.push_back({"host budget of job x", Bytes(14'000'000), {1}});
   plan = MustPlan(profiles, resources);
   EXPECT_EQ(plan.ranks[1].alpha, 409. / 4096);
@@ -242,7 +242,7 @@ TEST(PlanNode, JobsAreOneNode) {
               HasSubstr("host budget of job x is full"));
 }
 
-// k and v of a rank have rows of all ranks, so a job has one cut.
+// k and v of a rank have rows of all ranks, so a job has one alpha.
 TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
   std::vector<plan::RankProfile> profiles;
   for (uint64_t r = 0; r < 4; ++r) {
@@ -253,7 +253,7 @@ TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
     profiles.back().classes[1].recompute_seconds =
         0.01 + 0.02 * static_cast<double>(r);
   }
-  // 4 * (10 + 40 a) MB in 128 MB.
+  // 4 x (10 + 40 alpha) MB must fit into 128 MB.
   const plan::NodePlan plan =
       MustPlan(profiles, Resources(kFast, Bytes(128'000'000), 4));
   Bytes used;
@@ -268,11 +268,11 @@ TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
 
 // ---- Against one alpha for all ----------------------------------------------
 
-using Swaps = std::vector<std::vector<double>>;  // by profile, class
+using Swaps = std::vector<std::vector<double>>;  // [profile][class]
 
-// Evaluates the rows of the LP independently. Returns nullopt if a row does not
-// hold, else the seconds of recomputation of the slowest rank's step and of all
-// ranks.
+// CostOf evaluates the rows of the LP independently. Returns nullopt if a row
+// does not hold, else the seconds of the slowest rank's step, and those of all
+// ranks' recomputation.
 struct Cost {
   double step = 0;
   double recompute = 0;
@@ -418,7 +418,8 @@ class RandomFractions {
   std::mt19937& random_;
 };
 
-// Returns the largest common alpha of all ranks, in steps.
+// Returns the largest multiple of 1/4096 that is feasible as the alpha of all
+// ranks.
 std::optional<double> LargestAlpha(const RandomFractions& node) {
   for (int step = 4096; step >= 0; --step) {
     const Swaps swaps = SwapsAtAlpha(node.profiles, step / 4096.0);

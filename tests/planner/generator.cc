@@ -41,7 +41,7 @@ class GeneratedTrace {
   }
 
   void Prefix(std::string prefix) { prefix_ = std::move(prefix); }
-  // Restarts the order of frees and the jitter: layers of one model make equal
+  // Restarts the random numbers, so that all layers of a model make equal
   // requests.
   void Seed(uint32_t seed) { random_.seed(seed); }
 
@@ -89,8 +89,8 @@ class Layer {
         lse_(tokens_ * spec.heads / spec.tensor_parallel * kFull),
         ffn_(tokens_ * spec.ffn * kHalf / spec.tensor_parallel) {}
 
-  // Runs all chunks. Returns the layer's output, and adds to `kept`. `input`
-  // stays allocated.
+  // Runs all chunks. Returns the layer's output, and adds the buffers for
+  // backward to `kept`.
   Handle Forward(Kept* kept) {
     const Handle out = r_.Malloc("output", shard_ * spec_.chunks);
     for (int c = 0; c < spec_.chunks; ++c) {
@@ -100,8 +100,8 @@ class Layer {
     return out;
   }
 
-  // `gradient` is that of the layer's output; returns that of its input. Frees
-  // the kept buffers.
+  // Returns the gradient of the layer's input. Frees `gradient`, which is that
+  // of the layer's output, and the kept buffers.
   Handle Backward(Kept* kept, Handle gradient) {
     const Handle out = r_.Malloc("grad.input", shard_ * spec_.chunks);
     const Handle sum = spec_.chunks > 1
@@ -199,7 +199,7 @@ class Layer {
     return spec_.tensor_parallel > 1 ? r_.Malloc(name, shard_) : Handle{0};
   }
 
-  // Recomputes the tokens that were neither kept nor swapped: half of them.
+  // Recomputes half of the tokens, which were neither kept nor swapped.
   Kept Recompute() {
     Kept made;
     for (const auto& [name, bytes] :
@@ -283,8 +283,8 @@ class Layer {
   int64_t tokens_, hidden_, shard_, query_, key_, lse_, ffn_;
 };
 
-// Logits in fp32, in pieces so that none is far larger than a layer's tensor.
-// Returns the gradient of the last hidden states.
+// Computes logits in fp32, in pieces, so that no buffer is far larger than a
+// layer's tensor. Returns the gradient of the last hidden states.
 Handle Loss(const IterationSpec& spec, GeneratedTrace& r,
             int64_t output_bytes) {
   const int pieces = std::max(spec.chunks, 2);
@@ -306,7 +306,7 @@ Handle Loss(const IterationSpec& spec, GeneratedTrace& r,
   return gradient;
 }
 
-// One temporary per parameter group, as fused optimizers make.
+// Makes temporaries per layer, as fused optimizers do.
 void Optimizer(const IterationSpec& spec, GeneratedTrace& r) {
   const Handle norms = r.Malloc("optimizer.norms", 4096);
   for (int layer = 0; layer < spec.layers; ++layer) {

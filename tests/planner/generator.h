@@ -42,24 +42,24 @@ struct IterationSpec {
   double jitter = 0;
 };
 
-// A whole iteration: embedding, layers, loss, backward, optimizer.
+// Returns a whole iteration: embedding, layers, loss, backward, optimizer.
 NamedTrace GenerateIteration(const IterationSpec& spec, uint32_t seed);
 
 enum class LayerPass { kForward, kBackward, kBoth };
 
-// One layer's pass alone, as MEMO's level 1 sees it: buffers that outlive a
-// forward pass live to its end, and buffers that a backward pass consumes live
-// from its start.
+// Returns the pass of one layer, as MEMO's level 1 sees it: buffers that
+// outlive a forward pass live to its end, and buffers that a backward pass
+// consumes live from its start.
 NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass,
                          uint32_t seed);
 
-// The iterations that benchmarks and tests share, 2,000 to 22,000 buffers.
+// Returns the iterations that benchmarks and tests share.
 std::vector<IterationSpec> StandardIterations();
-// Returns nullptr if there is none of that name.
+// Returns nullptr if no iteration has that name.
 const IterationSpec* FindIteration(std::string_view name);
 
-// `count` layers of 25 to 295 buffers, every other one with sizes jittered
-// x0.5 to x1.5.
+// Returns `count` layers of 25 to 295 buffers. The sizes of every other layer
+// are jittered by x0.5 to x1.5.
 std::vector<NamedTrace> StandardLayers(int count, uint32_t seed);
 
 // Returns a MiniMalloc CSV (id,lower,upper,size).

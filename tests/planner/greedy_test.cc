@@ -44,7 +44,7 @@ int64_t NaiveFind(const Problem& problem, const std::vector<uint32_t>& placed,
   return best >= 0 ? best : reach;
 }
 
-TEST(Occupancy, FindsTheGapsThatLookingAtEveryPairFinds) {
+TEST(Occupancy, FindsTheSameGapsAsACheckOfEveryPair) {
   std::mt19937 random(11);
   for (int round = 0; round < 60; ++round) {
     const plan::Trace trace = round % 2 ? RandomTrace(random, 120, 300, 40)
@@ -110,10 +110,11 @@ TEST(Occupancy, EveryScanHasTheSameOutcome) {
   }
 }
 
-TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
+TEST(Occupancy, ARemovedItemLeavesNoTrace) {
   std::mt19937 random(14);
   for (int round = 0; round < 20; ++round) {
-    // Few addresses, so that many items share one and blocks split among them.
+    // Few addresses, so that many items begin at one address and blocks split
+    // between such items.
     const Problem problem = Normalise(RandomTrace(random, 2000, 300, 5));
     const auto offset = [](size_t k) {
       return static_cast<int64_t>(k * 7919 % 40);
@@ -136,8 +137,8 @@ TEST(Occupancy, WhatIsGivenBackIsAsIfItHadNeverBeenTaken) {
   }
 }
 
-// Returns lifetimes from one slot to all, so that queries use each width of
-// windows and the whole.
+// Returns items with lifetimes from one slot to most of the trace, so that
+// queries use windows of every width.
 Problem OfShortLives(std::mt19937& random) {
   constexpr int64_t kEnd = 40'000;
   plan::Trace trace{.end = kEnd};
@@ -153,7 +154,7 @@ Problem OfShortLives(std::mt19937& random) {
   return Normalise(trace);
 }
 
-TEST(Occupancy, WindowsAnswerAsOneListDoes) {
+TEST(Occupancy, WindowsFindTheSameItemsAsOneList) {
   std::mt19937 random(15);
   const Problem problem = OfShortLives(random);
   Occupancy windows(problem), one;

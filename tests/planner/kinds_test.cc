@@ -14,8 +14,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Turns SampleProfile's ten layers into five "sliding" ones of equal length,
-// and five "full" ones that take four times as long.
+// Splits SampleProfile's ten layers into five "sliding" layers, which take as
+// long as before, and five "full" layers, which take four times as long.
 plan::RankProfile SlidingAndFull(uint64_t rank) {
   plan::RankProfile p = SampleProfile(rank);
   p.kinds = {{.name = "sliding",
@@ -40,7 +40,7 @@ plan::RankProfile SlidingAndFull(uint64_t rank) {
 TEST(PlanNode, EachKindOfLayersHidesCopiesBehindItself) {
   const plan::RankPlan rank =
       PlanOne(SlidingAndFull(0), Resources(3e6, kPlenty));
-  // 1 + 4 a MB in 1 s, and in 4 s.
+  // 1 + 4 alpha MB at 3 MB/s, in windows of 1 s and of 4 s.
   EXPECT_EQ(rank.classes[1].fractions.swap, 0.5);
   EXPECT_EQ(rank.classes[1].kind, "sliding");
   EXPECT_EQ(rank.classes[3].fractions.swap, 1);
@@ -55,7 +55,7 @@ TEST(PlanNode, EachKindOfLayersHidesCopiesBehindItself) {
   EXPECT_THAT(rank.classes[3].why, HasSubstr("swapped whole"));
 }
 
-TEST(PlanNode, AKindThatOverloadsTheLinkGetsNothingAndStopsNoOther) {
+TEST(PlanNode, AKindThatOverloadsTheLinkSwapsNothingAndLimitsNoOther) {
   const plan::RankPlan rank =
       PlanOne(SlidingAndFull(0), Resources(0.5e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.swap, 0);
@@ -96,7 +96,7 @@ TEST(PlanNode, RanksOfAJobShareAClassOfOneKind) {
       HasSubstr("link pcie1 d2h is full while layers of kind 'sliding' run"));
 }
 
-TEST(PlanNode, AKindWithoutAWindowGetsNoCopyThatNeedNotBe) {
+TEST(PlanNode, AKindWithoutAWindowSwapsOnlyWhatItMust) {
   plan::RankProfile p = SlidingAndFull(0);
   p.kinds[0].forward_layer_seconds = 0;
   const plan::RankPlan rank = PlanOne(p, Resources(3e6, kPlenty));
@@ -105,8 +105,8 @@ TEST(PlanNode, AKindWithoutAWindowGetsNoCopyThatNeedNotBe) {
   EXPECT_EQ(rank.classes[3].fractions.swap, 1);
 }
 
-// All ranks of a job have the same cut of a class that they share.
-TEST(PlanNode, ARankWithoutAWindowHoldsUpItsJobsSharedClassesOnly) {
+// All ranks of a job have the same fractions of a class that they share.
+TEST(PlanNode, ARankWithoutAWindowLimitsOnlyItsJobsSharedClasses) {
   std::vector<plan::RankProfile> profiles = {
       SlidingAndFull(0), SlidingAndFull(1), SlidingAndFull(0)};
   profiles[1].kinds[0].forward_layer_seconds = 0;
@@ -120,7 +120,7 @@ TEST(PlanNode, ARankWithoutAWindowHoldsUpItsJobsSharedClassesOnly) {
   EXPECT_EQ(plan.ranks[0].classes[3].fractions.swap, 1);
 }
 
-TEST(PlanNode, ProfilesWhoseKindsAreNoneAreRefused) {
+TEST(PlanNode, UnknownAndDuplicateKindsAreRefused) {
   plan::RankProfile p = SlidingAndFull(0);
   p.classes[1].kind = "wide";
   EXPECT_EQ(std::string(PlanNode({p}, {}, {}).status().message()),
@@ -207,7 +207,7 @@ double RecomputeSeconds(const plan::RankProfile& p,
   return sum;
 }
 
-TEST(PlanNode, TwoEqualKindsArePlannedAsOneOfAllLayers) {
+TEST(PlanNode, TwoEqualKindsArePlannedLikeOneKind) {
   std::mt19937 random(22);
   for (int round = 0; round < 100; ++round) {
     Maker maker(random);
@@ -228,7 +228,7 @@ TEST(PlanNode, TwoEqualKindsArePlannedAsOneOfAllLayers) {
     const plan::NodePlan second = MustPlan({two}, resources);
     ASSERT_EQ(first.infeasible, second.infeasible) << round;
     if (!first.infeasible.empty()) continue;
-    // Each of four fractions is cut down to a multiple of 1/4096.
+    // Each of the four fractions is rounded down to a multiple of 1/4096.
     const double cut =
         4 * static_cast<double>(half) * one.classes[1].recompute_seconds / 4096;
     EXPECT_NEAR(RecomputeSeconds(two, second.ranks[0]),

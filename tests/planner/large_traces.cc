@@ -61,7 +61,8 @@ class Maker {
   }
   void Free(size_t k) { trace_.buffers[k].upper = now_++; }
 
-  // Returns a size from a few KiB to tens of MiB; a third are round numbers.
+  // Returns a size from a few KiB to tens of MiB. A third of the sizes are
+  // powers of two.
   int64_t Size() {
     const int64_t base = int64_t{1} << (12 + Below(13));
     switch (Below(3)) {
@@ -84,7 +85,7 @@ class Maker {
       }
       while (!stack.empty()) {
         Scratch();
-        // Mostly the last, now and then one from below it.
+        // Mostly frees the last buffer, now and then one of the last eight.
         const size_t at = Below(10) == 0
                               ? stack.size() - 1 -
                                     Below(static_cast<uint32_t>(
@@ -120,8 +121,8 @@ class Maker {
     }
   }
 
-  // There is a free between any two births and a birth between any two frees,
-  // so all lifetimes differ.
+  // Small buffers, each freed at once, separate groups of births and groups of
+  // frees, so that most lifetimes differ.
   void AllLive() {
     std::vector<size_t> all;
     while (static_cast<int>(all.size()) < buffers_ * 3 / 5) {

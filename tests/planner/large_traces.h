@@ -14,16 +14,16 @@ struct LargeSpec {
   std::string name;
   int buffers = 60000;
   enum class Shape {
-    kMixed,    // weights for good, activations as a stack, scratch, odd sizes
-    kRandom,   // lifetimes and sizes uniform
-    kAllLive,  // every buffer alive at the middle, each born and freed alone
-    kChurn,    // a pool of live buffers, one at random replaced at a time
-    // Like a compiler's program: parameters live from the start to their last
-    // use; results live for 2 steps to half of the program, rarely long; sizes
-    // are m 2^k + 1 over eight decades.
+    kMixed,    // weights that stay, a stack of activations, scratch buffers
+    kRandom,   // uniformly random lifetimes
+    kAllLive,  // nearly all buffers alive at once, freed in random order
+    kChurn,    // a pool of live buffers, of which random ones are replaced
+    // Like a compiler's program. Parameters live from the start to their last
+    // use. Results live for 2 to 2^18 steps, mostly for few. Sizes are m 2^k +
+    // 1 over eight decades.
     kCompiler,
-    // Jittered copies of IOPDDL G_1, or of ResNet-50 from SOMAS; each begins
-    // before the last one ends.
+    // Jittered copies of IOPDDL G_1, or of ResNet-50 from SOMAS. Each copy
+    // begins before the previous copy ends.
     kChain,
     kSomasChain,
   } shape = Shape::kMixed;

@@ -58,7 +58,7 @@ TEST(PlanMemory, TheEndOfALifetimeIsNotPartOfIt) {
   EXPECT_EQ(placement.peak, Bytes(64));
 }
 
-TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
+TEST(PlanMemory, InvalidTracesAreRefusedInOneLine) {
   const auto message = [](const plan::Trace& trace) {
     return std::string(PlanMemory(trace, {}).status().message());
   };
@@ -74,8 +74,9 @@ TEST(PlanMemory, NonsenseIsRefusedInOneLine) {
             "the trace's alignment 48 is no power of two");
 }
 
-// Half of the queries below are refuted; half are below max-live.
-TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
+// Asks alternately for a byte less than the optimum, and for half of the
+// optimum.
+TEST(PlanMemory, ACapacityThatIsMissedDoesNotWorsenThePlan) {
   std::mt19937 random(31);
   for (int round = 0; round < 200; ++round) {
     const plan::Trace trace = RandomTrace(random, 40, 30, 9);
@@ -89,7 +90,8 @@ TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
     EXPECT_EQ(asked.fits, false) << round;
     EXPECT_EQ(asked.proved_by, free.proved_by) << round;
   }
-  // Found greedily at 29 % above it; the default run proves the optimum.
+  // The greedy plan is 29 % above the optimum, which the search finds
+  // nevertheless.
   const plan::Trace a = ReadCsv("A.1048576.csv");
   const MemoryPlan asked = MustPlanMemory(
       a, {.time_limit = absl::Seconds(200), .capacity = Bytes(1'000'000)});
@@ -97,7 +99,7 @@ TEST(PlanMemory, AMissedCapacityIsNeverWorseThanNone) {
   EXPECT_EQ(asked.fits, false);
 }
 
-TEST(PlanMemory, MoreEffortIsNeverWorseAndTheSamePlanEveryTime) {
+TEST(PlanMemory, MoreEffortIsNeverWorseAndAlwaysGivesTheSamePlan) {
   std::mt19937 random(33);
   for (int round = 0; round < 6; ++round) {
     const plan::Trace trace = RandomTrace(random, 120, 60, 1000);
@@ -225,7 +227,7 @@ TEST_P(PlanMemoryProperty, ScalingSizesScalesThePeak) {
   EXPECT_EQ(MustPlanMemory(trace).peak, before.peak * 3);
 }
 
-TEST_P(PlanMemoryProperty, ACopyAfterwardsCostsNothing) {
+TEST_P(PlanMemoryProperty, ATraceRunTwiceHasTheSamePeak) {
   plan::Trace trace = Make();
   const plan::Placement before = MustPlanMemory(trace);
   const size_t n = trace.buffers.size();
@@ -301,7 +303,8 @@ TEST(Greedy, GivesUpAtTheLimit) {
 }
 
 TEST(Normalise, TimeShrinksToTheSlotsThatMatter) {
-  // Three allocations in a row are one slot; sizes share the divisor 128.
+  // The allocations at 0 and 5 share a slot, as no free is between them. Sizes
+  // share the divisor 128.
   const Problem problem = Normalise({.buffers = {{0, 0, 100, Bytes(128)},
                                                  {1, 5, 60, Bytes(256)},
                                                  {2, 70, 100, Bytes(384)}},

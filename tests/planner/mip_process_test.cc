@@ -1,4 +1,5 @@
-// Tests CBC in the helper program: the real one, and programs that fail.
+// Tests CBC in a helper process: with the real helper program, and with
+// programs that fail.
 #include "planner/memory/mip_process.h"
 
 #include <gtest/gtest.h>
@@ -19,9 +20,9 @@
 namespace sluice::planner {
 namespace {
 
-constexpr int64_t kMagic = 0x736c7569636d6970;  // of mip_process.cc
+constexpr int64_t kMagic = 0x736c7569636d6970;  // as in mip_process.cc
 
-// A program that does what the shell line says.
+// A program that runs a line of shell.
 class Program {
  public:
   explicit Program(const std::string& line)
@@ -55,7 +56,7 @@ TEST(MipProcess, TheHelperProvesWhatThisProcessWould) {
   EXPECT_EQ(there.peak, here.peak);
 }
 
-TEST(MipProcess, ACrashCostsOnlyTheCertificate) {
+TEST(MipProcess, AHelperThatFailsCostsOnlyTheProof) {
   const Program crash("kill -SEGV $$");
   const Program fails("exit 1");
   const Program silent("exit 0");
@@ -70,8 +71,8 @@ TEST(MipProcess, ACrashCostsOnlyTheCertificate) {
   }
 }
 
-// Guards against a plan with a placement that overlaps.
-TEST(MipProcess, AnAnsweredPlacementIsTakenWhereItIsValid) {
+// Guards against a plan with overlapping buffers.
+TEST(MipProcess, OnlyAValidPlacementIsTakenFromTheHelper) {
   const Problem problem = Normalise(AboveMaxLive());
   Offsets start, stacked;
   int64_t top = 0;
@@ -112,8 +113,8 @@ TEST(MipProcess, AHelperThatHangsIsKilledAtTheLimit) {
   EXPECT_LT(took.count(), 5);
 }
 
-// Guards against a wait until the deadline after which a finished answer is
-// dropped.
+// Guards against waiting until the deadline, and then dropping an answer that
+// was complete.
 TEST(MipProcess, WithoutPidfdsTheHelpersAnswerIsTakenToo) {
   const auto plan = [] {
     if (!testing::RefusePidfds(ENOSYS)) _exit(77);

@@ -79,7 +79,7 @@ std::vector<IterationSpec> MakeStandardIterations() {
 
 struct Event {
   int64_t time;
-  bool allocates;  // after frees: lifetimes are half-open
+  bool allocates;  // sorted after frees, since lifetimes are half-open
   size_t buffer;
 };
 

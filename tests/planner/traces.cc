@@ -30,7 +30,7 @@ plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
 
 namespace {
 
-// Requests as a framework makes them: a clock that ticks at each.
+// Records requests as a framework makes them. The clock ticks at each request.
 class Recorder {
  public:
   Recorder(std::mt19937& random, double jitter)

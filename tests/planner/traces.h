@@ -1,4 +1,4 @@
-// Traces for planner tests: random ones, transformer-like ones, CSV files.
+// Traces for planner tests: random, transformer-like, and from CSV files.
 #pragma once
 
 #include <cstdint>
@@ -24,21 +24,21 @@ inline std::optional<Offsets> PlaceAlone(const Problem& problem,
   return PlaceInOrder(problem, order, fit, limit, &taken, [] { return false; });
 }
 
-// `n` buffers with lifetimes in [0, horizon) and sizes in [1, max_size]
-// units of 64 bytes, some of them not multiples of it.
+// Returns `n` buffers with lifetimes in [0, horizon) and sizes of 1 to
+// `max_size` units of 64 bytes. A quarter of the sizes are 17 bytes less.
 plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
                         int64_t max_size);
 
-// The requests of a transformer layer's pass: `blocks` groups of long-lived
-// outputs with short-lived scratch of mixed sizes. `jitter` > 0 scales every
-// size by a factor in [1 - jitter, 1 + jitter].
+// Returns the requests of a transformer layer's pass: `blocks` groups of
+// long-lived outputs with short-lived scratch of mixed sizes. `jitter` > 0
+// scales every size by a factor in [1 - jitter, 1 + jitter].
 plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter);
 
 // Returns a trace with an optimum of 18 units of 64 bytes, above its max-live
 // bound of 17. Such traces are rare (found by searching random ones).
 plan::Trace AboveMaxLive();
 
-// A MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.
+// Reads a MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.
 plan::Trace ReadCsv(const std::string& name);
 
 }  // namespace sluice::planner

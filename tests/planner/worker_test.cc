@@ -65,8 +65,8 @@ double CpuSeconds(pid_t pid) {
 }
 
 // In the worker, descriptors 103 and 104 are `in` and a memfd. `signal`, if not
-// 0, is sent once the worker has used about a second of CPU time, when it is
-// past its first plan.
+// 0, is sent once the worker has used `cpu_seconds` of CPU time; after a second
+// it has its first plan.
 Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
                   double cpu_seconds = 1) {
   const UniqueFd out = Memfd();
@@ -74,11 +74,13 @@ Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
   const UniqueFd printed = Memfd();
   args.insert(args.begin(),
               std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker");
-  // As the daemon starts it: a signal before it is caught waits for that.
+  // Blocks the signal as the daemon does, so that it waits until the worker
+  // catches it.
   const auto started = Spawn(args, {.files = {{printed.get(), STDOUT_FILENO},
                                               {err.get(), STDERR_FILENO},
-                                              // High ones, so that no dup2
-                                              // closes one still needed.
+                                              // High numbers, so that no dup2
+                                              // closes a descriptor that is
+                                              // still needed.
                                               {in, 103},
                                               {out.get(), 104}},
                                     .blocked = {SIGUSR1}});
@@ -112,7 +114,7 @@ plan::PlanRequest SampleRequest() {
     p.classes = {{.name = "in", .bytes_per_layer = MiB(1), .must_swap = true},
                  {.name = "up", .bytes_per_layer = MiB(4)}};
     p.segments = {{.name = "ffn.full", .trace = LayerTrace(random, 4, 0.5)},
-                  // No greedy order meets its bound: the solvers run.
+                  // No greedy order meets its bound, so the solvers run.
                   {.name = "hard", .trace = ReadCsv("B.1048576.csv")},
                   {.name = "odd", .trace = AboveMaxLive()}};
     request.profiles.push_back(p);
@@ -125,7 +127,7 @@ plan::PlanRequest SampleRequest() {
 TEST(Worker, AnswersARequestWithAValidPlanAndPrintsNothing) {
   const plan::PlanRequest request = SampleRequest();
   std::vector<std::string> args = kFds;
-  args.insert(args.end(), {"--time-limit-s", "600"});  // to the optimum
+  args.insert(args.end(), {"--time-limit-s", "600"});  // enough for the optimum
   const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), args);
   EXPECT_EQ(outcome.exit_code(), 0) << outcome.err;
   EXPECT_EQ(outcome.err, "");
@@ -155,7 +157,7 @@ TEST(Worker, ReadsAPipeToItsEnd) {
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]);
   UniqueFd writer(ends[1]);
-  // The worker drains it; one that is full would block this test.
+  // A request that is larger than the pipe would block this test.
   ASSERT_LT(bytes.size(), 65536u);
   ASSERT_EQ(write(writer.get(), bytes.data(), bytes.size()),
             static_cast<ssize_t>(bytes.size()));
@@ -221,7 +223,7 @@ plan::PlanRequest HardRequest() {
   request.resources = {};
   request.profiles[0].segments.clear();
   for (int k = 0; k < 8; ++k) {
-    // Equal ones would be solved once.
+    // The traces differ, because equal traces are solved once.
     plan::Trace trace = ReadCsv("I.1048576.csv");
     trace.buffers.erase(trace.buffers.begin() + k);
     request.profiles[0].segments.push_back(
@@ -230,8 +232,8 @@ plan::PlanRequest HardRequest() {
   return request;
 }
 
-// Expects that the worker succeeded, and that `plan`, if given, is what it
-// wrote.
+// Expects that the worker wrote a valid plan, and copies it to `plan` unless
+// that is null.
 void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
                      plan::NodePlan* plan = nullptr) {
   ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
@@ -244,7 +246,7 @@ void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
 }
 
 #ifndef SLUICE_SANITIZED
-TEST(Worker, TakesNoMoreMemoryThanItMay) {
+TEST(Worker, StaysWithinItsMemoryLimit) {
   plan::PlanRequest request = SampleRequest();
   const auto with = [&](const char* bytes) {
     std::vector<std::string> args = kFds;
@@ -253,7 +255,7 @@ TEST(Worker, TakesNoMoreMemoryThanItMay) {
   };
   const Outcome enough = with("1000000000");
   EXPECT_EQ(enough.exit_code(), 0) << enough.err;
-  // Decoded it is some 300 MB.
+  // The decoded request takes about 300 MB.
   plan::Trace& trace = request.profiles[0].segments[0].trace;
   trace.buffers.clear();
   constexpr int64_t kBuffers = 1'000'000;
@@ -269,8 +271,8 @@ TEST(Worker, TakesNoMoreMemoryThanItMay) {
 }
 #endif
 
-// The signal says that others wait; it may come before there is any plan.
-TEST(Worker, HurriedItWritesTheFirstPlanThereIs) {
+// SIGUSR1 says that other requests wait. It may come before there is any plan.
+TEST(Worker, AHurriedWorkerWritesTheFirstPlanThatItHas) {
   const plan::PlanRequest request = HardRequest();
   const std::string encoded = plan::Encode(request);
   for (const double cpu_seconds : {0.02, 1.0}) {
@@ -286,9 +288,9 @@ TEST(Worker, HurriedItWritesTheFirstPlanThereIs) {
   }
 }
 
-// Guards against a deadline during the writing of a hurried plan: the plan was
-// written again after its first part, and the worker reported success.
-TEST(Worker, ADeadlineWithinAHurriedPlanDoesNotWriteItTwice) {
+// Guards against a deadline during the writing of a hurried plan, after which
+// the worker writes the plan again and reports success.
+TEST(Worker, ADeadlineDuringAHurriedPlanDoesNotWriteItTwice) {
   const UniqueFd in = Memfd(plan::Encode(SampleRequest()));
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
@@ -317,7 +319,7 @@ TEST(Worker, ADeadlineWithinAHurriedPlanDoesNotWriteItTwice) {
   EXPECT_EQ(outcome.exit_code(), 4) << written->size() << " bytes";
 }
 
-TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {
+TEST(Worker, BecomesTheGivenUserBeforeItReads) {
   if (geteuid() != 0) GTEST_SKIP() << "only root may say";
   const plan::PlanRequest request = SampleRequest();
   std::vector<std::string> args = kFds;
@@ -325,7 +327,7 @@ TEST(Worker, BecomesTheUserItIsToldBeforeItReads) {
   const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), args);
   ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
   EXPECT_TRUE(plan::DecodeNodePlan(outcome.out).ok());
-  // Seen from outside, while it waits for a request.
+  // Reads the worker's ids in /proc while it waits for a request.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]), writer(ends[1]);
@@ -365,7 +367,7 @@ TEST(Worker, ACrashWhileSolvingStillGivesAValidPlan) {
   EXPECT_EQ(plan.ranks[0].segments[0].placement.proved_by, "none");
 }
 
-// Those that the daemon knows already are not solved again.
+// Units that the daemon knows are not solved again.
 TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
   plan::PlanRequest request = SampleRequest();
   const auto run = [&request] {
@@ -388,7 +390,8 @@ TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
     }
   }
   for (plan::RankProfile& p : request.profiles) {
-    p.kinds[0].forward_layer_seconds *= 1.01;  // measured again, never the same
+    p.kinds[0].forward_layer_seconds *=
+        1.01;  // a new measurement always differs
   }
   const plan::NodePlan second = run();
   EXPECT_EQ(second.units_solved, 0);
@@ -396,7 +399,6 @@ TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
   EXPECT_EQ(second.ranks[0].segments[0].placement.method, "from the cache");
 }
 
-// A request that cannot be solved in time is still answered within the limit.
 TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
   plan::PlanRequest request = SampleRequest();
   request.profiles.resize(1);
@@ -417,7 +419,7 @@ TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
 
 // A killed daemon leaves no solver behind.
 TEST(Worker, EndsWithTheProcessThatStartedIt) {
-  // Its request never comes whole: this process keeps the other end.
+  // The request never ends, because this process keeps the writing end.
   int request[2], said[2];
   ASSERT_EQ(pipe(request), 0);
   ASSERT_EQ(pipe(said), 0);
@@ -430,7 +432,7 @@ TEST(Worker, EndsWithTheProcessThatStartedIt) {
         Spawn({std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker"},
               {.files = {{in.get(), STDIN_FILENO}, {say.get(), STDOUT_FILENO}}})
             .value_or(0);
-    // The worker is past its start: confined, and a moment more.
+    // Waits until the worker is confined, and a moment more.
     const std::string path = "/proc/" + std::to_string(pid) + "/status";
     for (int i = 0; i < 2000; ++i) {
       std::ostringstream status;
@@ -446,7 +448,7 @@ TEST(Worker, EndsWithTheProcessThatStartedIt) {
             static_cast<ssize_t>(sizeof(worker)));
   ASSERT_EQ(waitpid(parent, nullptr, 0), parent);
   ASSERT_GT(worker, 0);
-  // Its end closes the last writing end but ours.
+  // The worker's end closes the last writing end once ours is closed.
   say.Reset();
   pollfd gone{.fd = hear.get(), .events = 0, .revents = 0};
   EXPECT_EQ(poll(&gone, 1, 5000), 1);

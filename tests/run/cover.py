@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Which production code no test of the first two tiers runs: C++ by a build of
-clang with its counters in files that a kill leaves whole (llvm-cov, continuous
-profiles), Python by coverage.py. Prints the lines of each folder in whole
-percent; out/coverage/missing.txt lists what no test runs."""
+"""Finds production code that no test of the first two tiers runs. C++ is built
+by clang with counters in mapped files, which survive a kill (llvm-cov,
+continuous mode); coverage.py measures Python. Prints which percentage of each
+folder's lines ran; out/coverage/missing.txt lists the lines that did not."""
 
 import argparse
 import collections
@@ -21,11 +21,10 @@ OUT = os.path.join(ROOT, "out/coverage")
 COVERAGE = "coverage==7.17.5"
 CPP = ("client/", "daemon/", "kernels/", "planner/", "proto/")
 PYTHON = "client/python/sluice/"
-# These tests check the tree, not the running code; a package's tests use other
-# builds.
+# Without tests that check the tree, and package tests, which use other builds.
 TESTS = ["-LE", "^(deep|bench|package)$", "-E", "^(layers|lint|mutants|run)_"]
-# Runs in each Python process of the tests; does nothing unless the variable is
-# set.
+# Runs in each Python process of the tests. Does nothing unless
+# COVERAGE_PROCESS_START is set.
 HOOK = ("import os, sys; 'COVERAGE_PROCESS_START' in os.environ and ("
         "sys.path.append({folder!r}), "
         "__import__('coverage').process_startup())\n")

@@ -5,7 +5,7 @@ inventory.py BUILD_DIR [PYTHON]
   ctest    tier  entry
   gtest    tier  program Suite.Case
   script   tier  path Class.test_name
-  pytest   tier  path::test_name       (PYTHON has pytest and torch)
+  pytest   tier  path::test_name       (needs PYTHON with pytest and torch)
 
 Compare the lists of two commits by `diff` or `comm` to find lost tests. All
 programs must be built (targets all, ci_programs, deep_programs).
@@ -28,7 +28,7 @@ def tier_of(labels):
 
 
 def gtest_cases(program, arguments, environment):
-    """Yields Suite.Case of the cases that the filter selects."""
+    """Returns Suite.Case of each case that the filter selects."""
     listed = subprocess.run(
         [program, "--gtest_list_tests",
          *(word for word in arguments if word.startswith("--gtest_filter"))],
@@ -44,7 +44,8 @@ def gtest_cases(program, arguments, environment):
 
 
 def script_cases(path):
-    """Yields Class.test_name of a unittest file, without running it."""
+    """Returns Class.test_name of each case of a unittest file, without running
+    it."""
     with open(path, encoding="utf-8") as file:
         tree = ast.parse(file.read())
     return [f"{node.name}.{each.name}" for node in tree.body

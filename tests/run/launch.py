@@ -8,8 +8,7 @@ processes are killed. A process that is left when the test ends is killed, too,
 and fails the test. If SLUICE_TEST_USER names a user, the test runs as that
 user, with the folder as its HOME.
 
-This imports only a few modules of the standard library, because it starts once
-per test.
+launch.py imports few modules, because it starts once per test.
 """
 
 import os
@@ -22,9 +21,9 @@ import tempfile
 
 from processes import adopt_orphans, default_signals, kill_all, left_behind
 
-# How long a process may take to end on SIGTERM on a busy machine.
+# How long a process may outlive its test, on a busy machine.
 GRACE_SECONDS = 10
-LIMIT_STATUS = 124  # as timeout(1)
+LIMIT_STATUS = 124  # like timeout(1)
 
 
 def say(text):
@@ -52,7 +51,7 @@ def account(folder):
     return ({"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []},
             # Lets git accept the tree, which belongs to another user.
             {"HOME": folder, "USER": name, "LOGNAME": name,
-             "SLUICE_TEST_USER": "",  # for a test that starts launch.py itself
+             "SLUICE_TEST_USER": "",  # a nested launch.py cannot switch users
              "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.directory",
              "GIT_CONFIG_VALUE_0": "*"})
 
@@ -60,7 +59,7 @@ def account(folder):
 def run(command, folder):
     user, environment = account(folder)
     environment["TMPDIR"] = folder
-    # A daemon of the user must also end at once.
+    # A daemon that the test starts for its user ends as soon as it is idle.
     environment["SLUICE_DAEMON_IDLE_S"] = "0"
     try:
         test = subprocess.Popen(command, cwd=folder, start_new_session=True,
@@ -91,7 +90,7 @@ def main():
     end_on_signals()
     adopt_orphans()
     folder = tempfile.mkdtemp(prefix="test")
-    # As open as /tmp, because a root test has processes of other users.
+    # Other users may enter it: a test of root starts processes of other users.
     os.chmod(folder, 0o755)
     try:
         return run(sys.argv[1:], folder)

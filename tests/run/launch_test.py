@@ -28,7 +28,7 @@ def is_running(pid):
 
 class Launch(unittest.TestCase):
 
-    def test_the_status_is_the_programs(self):
+    def test_the_exit_status_is_the_programs(self):
         self.assertEqual(launch("exit 77").returncode, 77)
         self.assertEqual(launch("exit 0").returncode, 0)
 
@@ -47,17 +47,17 @@ class Launch(unittest.TestCase):
         self.assertEqual([line.split()[1] for line in done.stdout.splitlines()],
                          ["0" * 16] * 2)
 
-    def test_it_has_an_empty_folder_that_goes_with_it(self):
+    def test_an_empty_folder_is_made_for_a_test_and_removed(self):
         done = launch('pwd; ls; test "$TMPDIR" = "$PWD"')
         self.assertEqual(done.returncode, 0)
         [folder] = done.stdout.split()
         self.assertFalse(os.path.exists(folder))
 
-    def test_processes_of_other_users_can_reach_its_folder(self):
+    def test_processes_of_other_users_can_reach_the_folder(self):
         done = launch('stat -c %a "$PWD"')
         self.assertEqual(done.stdout.strip(), "755")
 
-    def test_its_limit_ends_all_of_it(self):
+    def test_the_limit_ends_all_processes_of_a_test(self):
         done = launch("sleep 1001 & setsid sleep 1002 & echo $!; sleep 1003",
                       limit=1)
         self.assertEqual(done.returncode, 124)
@@ -65,17 +65,17 @@ class Launch(unittest.TestCase):
         self.assertIn("sleep 1002", done.stderr)
         self.assertFalse(is_running(done.stdout))
 
-    def test_a_process_that_is_left_behind_fails_it_and_ends(self):
+    def test_a_process_that_is_left_behind_fails_the_test_and_ends(self):
         done = launch("setsid sleep 1004 & echo $!")
         self.assertEqual(done.returncode, 1)
         self.assertIn("sleep 1004", done.stderr)
         self.assertFalse(is_running(done.stdout))
 
-    def test_a_process_that_ends_soon_after_it_is_waited_for(self):
+    def test_a_process_that_ends_soon_after_the_test_is_waited_for(self):
         done = launch("(sleep 0.3; echo late) & exit 0")
         self.assertEqual((done.returncode, done.stdout), (0, "late\n"))
 
-    def test_its_end_ends_the_test(self):
+    def test_a_signal_to_the_launcher_ends_the_test(self):
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
             with self.subTest(number), subprocess.Popen(
                     [LAUNCH, "sh", "-c", "setsid sleep 1005 & echo $!; wait"],

@@ -18,7 +18,7 @@ class Phase:
     name: str
     tier: str  # first of TIERS that includes the phase
     limit: int  # seconds
-    # A program and its arguments. Empty: CTest runs with `select`.
+    # A program and its arguments. If empty, CTest runs with `select`.
     command: tuple = ()
     # The build that the phase needs: a folder of build/, and its targets.
     preset: str = ""
@@ -27,7 +27,7 @@ class Phase:
     environment: dict = dataclasses.field(default_factory=dict)
     # Whether the tests are started as root, not as a plain user.
     as_root: bool = False
-    # A command that CTest is started by.
+    # A command that starts CTest.
     under: tuple = ()
     # A folder of sanitizers' reports; each file in it is a failure.
     reports: str = ""
@@ -47,16 +47,16 @@ def tests(name, tier, limit, preset, *select, **more):
     return Phase(name, tier, limit, preset=preset, select=select, **more)
 
 
-# Poisoned memory finds reads of data that arrives late or was freed too early;
-# sanitizers' runs use it.
+# Poisoned memory shows reads of data that arrives late or was freed too early.
+# The sanitizers' runs poison memory.
 POISON = {"SLUICE_POISON": "1"}
 RACES = os.path.join(ROOT, "build/tsan/races")
 TSAN_OPTIONS = ":".join([
-    # A daemon that a test starts writes its report to a file, too, so that a
-    # report is a failure whatever the test's result.
+    # Reports are files, also those of a daemon that a test starts, so that a
+    # report fails the phase even if the test passes.
     f"log_path={RACES}/race",
     f"suppressions={ROOT}/deploy/lint/races.supp",
-    # Tests crash processes on purpose, and end processes that still plan.
+    # Tests crash processes on purpose, and end processes while a thread plans.
     "handle_segv=0", "report_thread_leaks=0"])
 
 PHASES = (
@@ -66,10 +66,10 @@ PHASES = (
     tests("tests", "test", 2700, "release", "-LE", "^(root|ci|deep)$"),
     tests("tests of root", "test", 300, "release", "-L", "^root$",
           "-LE", "^(ci|deep)$", as_root=True),
-    # Those of deep only so that a change cannot break them unnoticed.
+    # deep_programs are built only so that no change breaks them unnoticed.
     build("build for ci", "ci", 1500, "release", "ci_programs",
           "deep_programs"),
-    # As root, because it is not known which of these tests need it.
+    # Runs as root, because it is not known which of these tests need root.
     tests("tests of ci", "ci", 1800, "release", "-L", "^ci$",
           "-LE", "^(root|deep)$", as_root=True,
           targets=("all", "ci_programs")),
@@ -89,8 +89,8 @@ PHASES = (
           under=("setarch", "-R"),
           environment={**POISON, "TSAN_OPTIONS": TSAN_OPTIONS}),
     dev("locks", "ci", 300, "locks", preset="release"),
-    # Inputs from other processes; `./dev fuzz` also covers files written by
-    # people.
+    # These targets read bytes of other processes. `./dev fuzz` also runs the
+    # targets that read files written by people.
     dev("fuzz", "ci", 900, "fuzz", "--seconds", "3", "answer", "config",
         "http", "notification", "plan", "policy", "rows", "session", "state"),
     # Every source is compiled separately, which finds missing includes; tests

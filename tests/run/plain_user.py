@@ -1,11 +1,10 @@
-"""Runs root's tests as a plain user, because root's privileges hide defects.
-Without CAP_SYS_RESOURCE the kernel limits the descriptors in flight; without
-CAP_CHOWN a folder of another user cannot be changed.
+"""Runs tests as a plain user if root starts them, because root's privileges
+hide defects. Without CAP_SYS_RESOURCE the kernel limits the descriptors in
+flight; without CAP_CHOWN a process cannot change the owner of a folder.
 
-A folder that only root can reach (a home) is made reachable for these tests
-only, in a mount namespace: an empty folder replaces it, with the needed
-folders bound into it. Nothing on the machine changes.
-"""
+A folder that only root can reach, such as root's home, is made reachable for
+these tests only, in a mount namespace: an empty folder replaces it, with the
+needed folders bound into it. Nothing outside the namespace changes."""
 
 import os
 import shlex
@@ -14,8 +13,8 @@ USER = "nobody"
 
 
 def blocked_at(path):
-    """Returns the uppermost folder above `path` that another user cannot pass.
-    """
+    """Returns the uppermost folder of `path` that other users cannot enter, or
+    None."""
     above = "/"
     for part in os.path.realpath(path).strip("/").split("/"):
         above = os.path.join(above, part)
@@ -25,8 +24,8 @@ def blocked_at(path):
 
 
 def command(words, needed):
-    """Returns `words` as a command for which another user can reach each of
-    `needed`."""
+    """Returns a command that runs `words` where other users can reach each path
+    of `needed`."""
     needed = [os.path.realpath(path) for path in needed if os.path.exists(path)]
     blocked = {path: at for path in needed if (at := blocked_at(path))}
     if not blocked:

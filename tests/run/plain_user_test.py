@@ -25,7 +25,7 @@ class PlainUser(unittest.TestCase):
                  "SLUICE_TEST_USER": plain_user.USER},
             cwd="/", capture_output=True, text=True, timeout=60)
 
-    def test_the_test_is_nobody_with_a_home_of_its_own(self):
+    def test_a_test_runs_as_nobody_with_its_own_home(self):
         done = self.run_as_nobody('id -u; id -G; cd; test "$PWD" = "$TMPDIR"; '
                                   "touch here")
         nobody = pwd.getpwnam("nobody")

@@ -1,8 +1,7 @@
-"""Finds, waits for and kills the processes below this one.
+"""Finds, waits for and kills the descendants of this process.
 
 A process that loses its parent becomes a child of the nearest subreaper above
-it. So no process escapes, whatever sessions and groups it creates.
-"""
+it. So no process escapes, whatever sessions and groups it creates."""
 
 import ctypes
 import os
@@ -65,7 +64,8 @@ def command_of(pid):
 
 
 def left_behind(grace):
-    """Returns (pid, command) of what still runs after `grace` seconds."""
+    """Returns (pid, command) of each descendant that still runs after `grace`
+    seconds."""
     until = time.monotonic() + grace
     while True:
         reap()
@@ -76,7 +76,8 @@ def left_behind(grace):
 
 
 def kill_all():
-    """Kills until no process is left, because one may fork meanwhile."""
+    """Kills descendants until none is left: a process may fork before it is
+    killed."""
     for _ in range(100):
         running = descendants()
         if not running:
@@ -93,8 +94,8 @@ def kill_all():
 
 
 def default_signals():
-    """Restores default actions and the mask, which are inherited also over
-    exec."""
+    """Restores the default actions and unblocks all signals: exec keeps ignored
+    and blocked signals."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         try:
             signal.signal(number, signal.SIG_DFL)

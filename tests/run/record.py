@@ -1,8 +1,5 @@
-"""The last result of each deep test and phase: tests/DEEP.md.
-
-No run of all deep tests has to end in one sitting: each `--record` replaces
-the rows of what it ran. A row of another commit says so.
-"""
+"""Keeps the last result of each deep test and phase in tests/DEEP.md. Each
+`--record` replaces the rows of what it ran, so parts may run at any time."""
 
 import dataclasses
 import os
@@ -30,7 +27,7 @@ class Row:
 
 
 def read(path):
-    """Returns the rows by name, none if there is no such file."""
+    """Returns the rows by name, or {} if the file is missing."""
     if not os.path.exists(path):
         return {}
     with open(path, encoding="utf-8") as file:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Runs the phases of phases.py, each whatever failed before it, and ends with
-one table, which is also out/test/report.json."""
+"""Runs the phases of phases.py, also after a phase fails, and prints one table
+of the results, which out/test/report.json has, too."""
 
 import argparse
 import dataclasses
@@ -180,8 +180,9 @@ class Runner:
         return " ".join(names)
 
     def start(self, name, words, limit, environment, read=None):
-        """Returns the exit status, or None if `limit` ended the command. Its
-        output is shown, stored, and passed to `read` line by line."""
+        """Runs a command. Returns its exit status, or None if `limit` (seconds)
+        ended it. Its output is shown, stored, and passed to `read` line by
+        line."""
         path = os.path.join(self.out, name.replace(" ", "_") + ".log")
         mode = "a" if name in self.logs else "w"
         self.logs.add(name)
@@ -310,8 +311,8 @@ def record_deep(results, root, commit):
 
 
 def commit_of(root):
-    """Returns the commit's hash, with a + if the tree has changes. The table of
-    deep tests does not count: each run that records changes it."""
+    """Returns the commit's hash, with a + if the tree has changes. Ignores
+    tests/DEEP.md, which each run with --record changes."""
     def git(*words):
         return subprocess.run(["git", "-C", root, *words], capture_output=True,
                               text=True).stdout.strip()
@@ -366,9 +367,9 @@ def arguments(words):
 
 
 def filtered(filters, deep, *excluded):
-    """Returns CTest's arguments that select `filters` without the labels
-    `excluded`; `deep`: of all tiers. CTest requires all -LE to match, so they
-    are joined to one."""
+    """Returns CTest's arguments for the tests that match `filters` and have no
+    label of `excluded`. `deep` also selects the tier deep. All excluded labels
+    form one -LE, because CTest excludes only tests that match every -LE."""
     labels = [f"^{word}$" for word in filters if word in LABELS]
     names = [word for word in filters if word not in LABELS]
     select = []
@@ -384,7 +385,8 @@ def filtered(filters, deep, *excluded):
 
 
 def run_filtered(runner, filters, deep):
-    """Builds and runs what `filters` select: as a plain user, and as root."""
+    """Builds and runs the tests that `filters` select: as a plain user, and
+    those of the label root as root."""
     by_name = {phase.name: phase for phase in phases.PHASES}
     runner.run(by_name["setup"])
     runner.run(by_name["build"])

@@ -58,7 +58,7 @@ class Small(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = folder.name
-        # If root runs this, a plain user runs the tests started here.
+        # If root runs this test, a plain user runs the tests that it starts.
         os.chmod(self.root, 0o777)
         text = LISTS.replace("LAUNCH", os.path.join(HERE, "launch.py"))
         self.lists = text.replace("FOLDER", self.root)
@@ -101,7 +101,7 @@ TESTS = phases.tests("tests", "test", 60, "small")
 
 class Phases(Small):
 
-    def test_all_run_whatever_failed_before(self):
+    def test_all_run_after_a_failure(self):
         self.configure()
         results, runner = self.run_phases(
             command("first", "false"), BUILD, TESTS, command("last", "true"))
@@ -118,13 +118,13 @@ class Phases(Small):
                          "4 passed, 5 failed, 1 skipped")
         self.assertTrue(run.is_red(runner.results))
 
-    def test_a_product_that_does_not_build_skips_what_starts_it(self):
+    def test_a_product_that_does_not_build_skips_tests_that_start_it(self):
         self.configure("program(sluiced false)")
         results, _ = self.run_phases(BUILD, TESTS)
         states = self.states(results["tests"])
         self.assertEqual(states["needs_the_product"], "skipped")
 
-    def test_what_a_phase_does_not_build_skips_none_of_its_tests(self):
+    def test_a_product_that_a_phase_does_not_build_skips_no_test(self):
         self.configure("program(sluiced false)")
         results, _ = self.run_phases(
             command("build", "ninja", "-C", "build/small", "build_works"),
@@ -133,7 +133,7 @@ class Phases(Small):
         self.assertEqual(self.states(results["tests"]), {
             "passes": "passed", "needs_the_product": "passed"})
 
-    def test_that_hang_are_ended_with_what_they_started(self):
+    def test_a_phase_that_hangs_is_ended_with_its_processes(self):
         results, _ = self.run_phases(
             command("hangs", "sh", "-c", "setsid sleep 1006 & wait", limit=1),
             command("next", "true"))
@@ -143,13 +143,13 @@ class Phases(Small):
             subprocess.run(["pgrep", "-fx", "sleep 1006"],
                            capture_output=True).returncode, 0)
 
-    def test_that_are_not_begun_in_time_are_skipped_and_red(self):
+    def test_a_phase_without_time_is_skipped_and_the_run_is_red(self):
         results, runner = self.run_phases(command("late", "true"),
                                           end_at=time.monotonic())
         self.assertEqual(results["late"].state, "skipped")
         self.assertTrue(run.is_red(runner.results))
 
-    def test_of_a_build_that_is_not_configured_are_skipped(self):
+    def test_tests_of_a_build_that_is_not_configured_are_skipped(self):
         results, _ = self.run_phases(TESTS)
         self.assertEqual(results["tests"].state, "skipped")
         self.assertIn("not configured", results["tests"].note)
@@ -168,7 +168,7 @@ class Phases(Small):
 
 class Report(Small):
 
-    def test_is_read_by_a_run_that_resumes_on_the_same_commit(self):
+    def test_only_a_run_on_the_same_commit_resumes_from_a_report(self):
         path = os.path.join(self.root, "report.json")
         _, runner = self.run_phases(command("good", "true"),
                                     command("bad", "false"))
@@ -226,7 +226,7 @@ class Record(Small):
 
 class Tiers(unittest.TestCase):
 
-    def test_each_has_those_before_it(self):
+    def test_each_tier_includes_the_tiers_before_it(self):
         sizes = [len(phases.of_tier(tier)) for tier in phases.TIERS]
         self.assertEqual(sizes, sorted(set(sizes)))
         self.assertEqual(phases.of_tier("deep"), list(phases.PHASES))

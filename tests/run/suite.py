@@ -8,8 +8,8 @@ import shutil
 import subprocess
 import tempfile
 
-# Tests with these labels fail at their first failure: a wrong gradient, a
-# race, or a process that an attacker crashed must not pass at a second try.
+# Tests with these labels run only once: a wrong gradient, a race, or a process
+# that an attacker crashed must not pass at a second try.
 NO_SECOND_TRY = {"gradient", "poison", "races", "attacks", "sanitize"}
 # Tests with these labels start only their own program; all others also start
 # the product's.
@@ -58,8 +58,8 @@ def not_built(build, targets):
     """Returns the programs and libraries, relative to `build`, that Ninja
     would link for `targets`. After a failed build these are missing or
     outdated."""
-    # A copy of Ninja's plan with another name: with the original, Ninja would
-    # only plan to regenerate it.
+    # Reads a copy of build.ninja, because Ninja would only plan to regenerate
+    # the original.
     with tempfile.NamedTemporaryFile(dir=build, suffix=".ninja") as file:
         shutil.copy(os.path.join(build, "build.ninja"), file.name)
         plan = subprocess.run(
@@ -72,7 +72,7 @@ def not_built(build, targets):
 
 
 def blocked(build, targets, listed):
-    """Returns the names of the entries that need something of `targets` that
+    """Returns the names of the entries that need a program of `targets` that
     was not built."""
     missing = not_built(build, targets)
     if not missing:
@@ -95,7 +95,7 @@ class Reader:
 
     def __init__(self):
         self.outcomes = {}
-        self.failed = None  # the outcome of the output lines that follow
+        self.failed = None  # the failed test that the next lines are output of
 
     def read(self, line):
         match = LINE.match(line)

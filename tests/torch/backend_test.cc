@@ -15,7 +15,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST(Backend, TheCpuHasOneAndItsTensorsFindIt) {
+TEST(Backend, TheCpuHasABackendAndItsTensorsFindIt) {
   const auto found = FindBackend(at::kCPU);
   ASSERT_TRUE(found.ok());
   EXPECT_STREQ((*found)->traits().name, "cpu");
@@ -31,8 +31,9 @@ TEST(Backend, ADeviceWithoutAttentionIsRefusedByItsName) {
   }
 }
 
-// Guards against ATen's tensors without values, which it returns silently.
-TEST(Backend, BlocksOnSuchADeviceAreRefusedNotComputed) {
+// Guards against a silent result: ATen returns meta tensors, which have no
+// values.
+TEST(Backend, BlocksOnADeviceWithoutAttentionAreRefused) {
   const at::Tensor q = at::empty({4, 2, 8}, at::TensorOptions(at::kMeta));
   const at::Tensor lse = at::empty({2, 4}, at::TensorOptions(at::kMeta));
   const absl::Status status = CatchStatus("a block", [&] {
@@ -44,7 +45,7 @@ TEST(Backend, BlocksOnSuchADeviceAreRefusedNotComputed) {
 }
 
 // Merging two halves of the keys gives the attention over all of them.
-TEST(Backend, ItsMergeUndoesACutOfTheKeys) {
+TEST(Backend, MergeUndoesACutOfTheKeys) {
   const Backend& cpu = BackendOf(at::empty({1}));
   const at::Tensor q = at::randn({5, 2, 8}), k = at::randn({6, 2, 8});
   const at::Tensor v = at::randn({6, 2, 8});

@@ -114,7 +114,7 @@ struct Sequence {
   int64_t count() const { return labels.ne(-100).sum().item<int64_t>(); }
 };
 
-// Some labels are ignored.
+// Returns random tokens and labels. Some labels are ignored.
 Sequence MakeSequence(const stream::ModelShape& model, int64_t length) {
   at::Generator generator = at::detail::createCPUGenerator(5);
   const at::Tensor all =
@@ -124,7 +124,7 @@ Sequence MakeSequence(const stream::ModelShape& model, int64_t length) {
   return sequence;
 }
 
-// The results of all ranks together.
+// The sums over all ranks.
 struct Found {
   double loss_sum = 0;
   int64_t count = 0;
@@ -199,8 +199,8 @@ TEST_P(BaselineTest, GradientsMatchPlainAutogradInFp64) {
   EXPECT_LE(error.worst, 2e-5) << error.parameter;
 }
 
-// Without RoPE k's bias has no gradient except rounding errors, of which one
-// draw does not predict another. It is judged alone, and removed.
+// Without RoPE, the gradient of k's bias is only rounding errors, which differ
+// from run to run. Expects them to be small, and removes them.
 void TakeOutKeyBias(const stream::ModelShape& model, ModelTensors& gradients) {
   if (model.rope || !model.biases.k) return;
   constexpr double kBf16 = 1.0 / 256;
@@ -214,8 +214,7 @@ void TakeOutKeyBias(const stream::ModelShape& model, ModelTensors& gradients) {
   }
 }
 
-// Our error against fp64 may be half as large again as that of plain torch in
-// bf16.
+// Our error may be 1.5 times that of plain torch in bf16.
 TEST_P(BaselineTest, Bf16IsNoWorseThanPlainTorchInBf16) {
   const Case& c = GetParam();
   const ModelTensors weights =
@@ -264,8 +263,8 @@ INSTANTIATE_TEST_SUITE_P(
              BaselineMethod::kAlst}),
     ::sluice::testing::CaseName());
 
-// Returns the peak of one step in an armed region, without weights and
-// gradients.
+// Returns the peak of one step in an armed region, in bytes, without weights
+// and gradients.
 double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
             BaselineMethod method) {
   const TestNode node(1, 0, 0);
@@ -330,8 +329,8 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
 }
 
 // The peak is in attention's backward, and largest without grouped queries. A
-// CPU is slow in bf16, so fp32 shows that the layers change nothing.
-TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
+// CPU is slow in bf16, so only fp32 tests that more layers change nothing.
+TEST(BaselineMemory, AlstGrowsByAtMost14UnitsPerRowHoweverManyLayers) {
   for (stream::ModelShape model : {WideLlama(2), WideGpt(2)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const auto grows = [&] {
@@ -350,7 +349,7 @@ TEST(BaselineMemory, AlstGrowsByAtMost14UnitsARowHoweverManyLayers) {
   }
 }
 
-TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
+TEST(BaselineMemory, KeepAllGrowsByAtLeast12UnitsPerLayer) {
   stream::ModelShape model = WideLlama(2);
   const double two =
       PeakUnits(model, 1024, at::kFloat, BaselineMethod::kKeepAll);
@@ -360,7 +359,7 @@ TEST(BaselineMemory, KeepAllGrowsByAWholeLayerALayer) {
   EXPECT_GE((four - two) / 2, 12);
 }
 
-TEST(BaselineMemory, RunningOutIsAStatusAndLeaksNothing) {
+TEST(BaselineMemory, RunningOutOfMemoryIsAStatusAndLeaksNothing) {
   const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 512);
   const TestNode node(1, 0, 0);
@@ -409,7 +408,7 @@ TEST(Baseline, RefusesAWrongNumberOfTokens) {
               HasSubstr("a sequence of 9 has 9 rows"));
 }
 
-TEST(Baseline, WhatIsNotOnItsDeviceIsRefusedByName) {
+TEST(Baseline, TensorsOnAnotherDeviceAreRefusedByName) {
   const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 8);
   const ModelTensors weights = InitialTensors(model, at::kFloat, at::kCPU, 1);

@@ -1,5 +1,5 @@
-// A copy engine between a step and the real engine that omits some of the
-// step's waits, unnoticed by the step.
+// A copy engine that forwards a step's copies to the real engine, but omits
+// some of the step's waits.
 #pragma once
 
 #include <functional>
@@ -32,7 +32,7 @@ class CarelessEngine final : public ForwardingEngine {
     const std::string& waited;
     bool under_way;
   };
-  // If it returns true, the wait is omitted.
+  // The wait is omitted if this returns true.
   using LeaveOut = std::function<bool(const StepWait& wait)>;
   CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
       : ForwardingEngine(engine), leave_out_(std::move(leave_out)) {}
@@ -58,7 +58,7 @@ class CarelessEngine final : public ForwardingEngine {
   }
   bool IsLeftOut(const std::string& waiter, const Ticket& ticket) const {
     const auto found = kinds_.find(TicketAccess::StateOf(ticket));
-    if (found == kinds_.end()) return false;  // reached from the beginning
+    if (found == kinds_.end()) return false;  // a ticket that was never pending
     return leave_out_({waiter, found->second, !ticket.done()});
   }
 

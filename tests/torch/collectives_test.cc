@@ -91,7 +91,7 @@ TEST(Collectives, UnevenAndEmptyAllToAllArrives) {
 }
 
 // Gloo copies through memory of its own, so a full HBM fails no reduction.
-TEST(Collectives, TakesNothingFromTheRegion) {
+TEST(Collectives, NeedsNoMemoryOfTheRegion) {
   const Bytes size = MiB(1);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
   {
@@ -126,7 +126,7 @@ TEST(Collectives, RefusesATensorWithHoles) {
 }
 
 // Guards against Gloo reading a GPU's address on the CPU.
-TEST(Collectives, RefusesWhatIsNotOnTheCpuByItsDevice) {
+TEST(Collectives, RefusesTensorsThatAreNotOnTheCpu) {
   RunRanks(2, [](Collectives& ranks) {
     at::Tensor elsewhere = at::empty({4}, at::TensorOptions(at::kMeta));
     const absl::Status status = ranks.SumAll(elsewhere);
@@ -148,7 +148,7 @@ TEST(Collectives, RefusesARankOutsideTheWorld) {
               HasSubstr("rank 2 of world size 2"));
 }
 
-TEST(Collectives, NobodyToMeetIsOneClearLine) {
+TEST(Collectives, AnAbsentRankIsReportedInOneLine) {
   const auto lonely = Collectives::Connect({.device = at::kCPU,
                                             .rank = 1,
                                             .world_size = 2,
@@ -162,7 +162,7 @@ TEST(Collectives, NobodyToMeetIsOneClearLine) {
 
 // The peer is a process that is killed inside the run.
 TEST(CollectivesDeath, APeerThatDiesIsAStatusAndNoHang) {
-  // Gloo writes without MSG_NOSIGNAL; sluice-train ignores the signal too.
+  // Gloo writes without MSG_NOSIGNAL. sluice-train ignores SIGPIPE, too.
   std::signal(SIGPIPE, SIG_IGN);
   const Listener listener = ListenOnFreePort();
   Collectives::Options options{.device = at::kCPU,

@@ -22,11 +22,11 @@ namespace sluice::runtime {
 namespace {
 
 constexpr uint64_t kShapes = 200;
-// Times the tallest heap of transients that was recorded.
+// The largest prediction, relative to the tallest recorded heap of transients.
 constexpr double kMostTransients = 1.15;
 
-// Returns what oneDNN takes in addition for a product of [64, inner] and
-// [inner, 64] in bf16.
+// Returns the scratch bytes that oneDNN takes for a bf16 product of [64, inner]
+// and [inner, 64].
 Bytes PackedFor(int64_t inner) {
   const Arena memory(MiB(8));
   RegionAllocator allocator(at::kCPU, memory.data(), MiB(8));
@@ -49,9 +49,9 @@ bool HasAmx() {
   return cpus.find(" amx_bf16 ") != std::string::npos;
 }
 
-// How this CPU packs the operands of a bf16 product: by AMX's tiles, as the
-// desk counts; not at all; or by other blocks (AVX-512 alone), of which a
-// product takes at most `others`, as oneDNN splits longer ones.
+// How this CPU packs the operands of a bf16 product: by AMX's tiles, which the
+// desk counts; not at all; or by other blocks (AVX-512 alone), of at most
+// `others` bytes, since oneDNN splits longer products.
 struct Packing {
   bool by_tiles = false;
   Bytes others;
@@ -66,8 +66,9 @@ const Packing& PackingHere() {
   return packing;
 }
 
-// The sums of the inner side are last in the arena. With queries outer the last
-// chunk's never leave: its keys have one block, the diagonal.
+// Returns the bytes at the arena's end that are never written. The sums of the
+// inner side are last in the arena. With queries outer the last chunk's sums
+// stay in HBM, because its keys have only the diagonal block.
 Bytes NeverSent(const stream::StreamShape& shape) {
   const int64_t last = shape.chunks() - 1;
   int64_t bytes = 0;
@@ -79,8 +80,8 @@ Bytes NeverSent(const stream::StreamShape& shape) {
   return Bytes(bytes);
 }
 
-// Returns whether every slot of every ring gets its largest record. Not for
-// poisoned buffers, as then each ring is written completely.
+// Returns whether every slot of every ring gets its largest record. Assumes
+// that nothing is poisoned: poison writes whole rings.
 bool FillsItsRings(const stream::StreamShape& shape) {
   int64_t chunks = 0, groups = 0;
   for (int64_t m = 0; m < shape.chunks(); ++m) chunks += shape.full(m);
@@ -88,7 +89,7 @@ bool FillsItsRings(const stream::StreamShape& shape) {
     groups += group.full;
   }
   for (const stream::ClassTraits& c : stream::kClasses) {
-    // Their places stay empty.
+    // The places of resident classes stay empty.
     if (shape.resident_from(c.which) < shape.chunks()) return false;
   }
   return chunks >= 2 && groups >= 2 &&
@@ -127,15 +128,15 @@ void DeskAgainstRun::ExpectBuffers() const {
     EXPECT_EQ(stream::HostBytes(options_),
               run_.host.written_end + NeverSent(shape));
   }
-  if (PoisonsBuffers()) return;  // what it fills, too, is written
+  if (PoisonsBuffers()) return;  // poison is written, too
   EXPECT_EQ(stream::KeptBytes(options_), run_.kept.written);
   if (FillsItsRings(shape)) {
     EXPECT_EQ(stream::RingBytes(options_), run_.rings.written_end);
   }
 }
 
-// In fp32 the bytes are equal. In bf16 oneDNN's panels are counted at their
-// largest; other packing is not counted, and may come on top.
+// In fp32 the bytes are equal. In bf16 the desk counts oneDNN's panels at their
+// largest, and does not count other packing.
 Bytes DeskAgainstRun::ExpectSegments() const {
   Bytes tallest;
   for (const stream::SegmentTraits& segment : stream::kSegments) {
@@ -157,7 +158,7 @@ Bytes DeskAgainstRun::ExpectSegments() const {
   return tallest;
 }
 
-TEST_P(DeskAgainstRun, SaysWhatAStepTakes) {
+TEST_P(DeskAgainstRun, PredictsTheBytesOfAStep) {
   SCOPED_TRACE(ToString(case_));
   EXPECT_EQ(stream::CountStates(case_.model, options_.dtype, case_.ranks, rank_,
                                 place_)

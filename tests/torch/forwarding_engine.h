@@ -1,5 +1,5 @@
-// A copy engine that forwards all calls to another one; derived engines
-// override what they change.
+// A copy engine that forwards all calls to another engine. Derived engines
+// override some of them.
 #pragma once
 
 #include <utility>
@@ -11,7 +11,7 @@ namespace sluice::client {
 
 class ForwardingEngine : public CopyEngine {
  public:
-  // `engine` outlives this one.
+  // `engine` outlives this engine.
   explicit ForwardingEngine(CopyEngine* engine) : engine_(engine) {}
 
   absl::Status UseStream(void* native) override {

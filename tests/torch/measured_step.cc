@@ -18,10 +18,10 @@ using ::sluice::testing::IsOk;
 
 constexpr Bytes kRegion = MiB(64);
 constexpr size_t kLine = 64;
-constexpr auto kUnwritten = std::byte{0xff};  // as Arena begins
+constexpr auto kUnwritten = std::byte{0xff};  // an Arena's initial bytes
 
-// One region for the process: blocks of an earlier one may live on in another
-// thread.
+// Returns the only region of the process: blocks of an earlier region may live
+// on in another thread.
 const Arena& Region() {
   static const Arena* region = new Arena(kRegion);
   return *region;
@@ -89,7 +89,7 @@ class RankRun {
     std::byte* data;
     Bytes size;
   };
-  std::vector<Taken> taken_;  // by the context, of the region
+  std::vector<Taken> taken_;  // the context's blocks in the region
 };
 
 std::unique_ptr<train::HostStates> RankRun::MakeHostStates() {
@@ -111,7 +111,7 @@ std::unique_ptr<train::HostStates> RankRun::MakeHostStates() {
                                  .host = states_->data()});
 }
 
-// As the trainer has them.
+// Makes the states as the trainer does.
 void RankRun::MakeStates() {
   const Bytes before = measured_ ? allocator_->stats().used : Bytes(0);
   weights_.emplace(case_.model, case_.dtype, at::kCPU);
@@ -155,7 +155,8 @@ void RankRun::MakeContext() {
     });
   });
   std::ranges::sort(made, {}, &BlockRecord::born_s);
-  // Resident classes, kept rows, rings: in this order, as far as there are any.
+  // The blocks are resident classes, kept rows and rings, in this order; only
+  // the rings always exist.
   ASSERT_LE(made.size(), 3u);
   ASSERT_GE(made.size(), 1u);
   for (const BlockRecord& block : made) {
@@ -242,7 +243,7 @@ Bytes PeakOf(const plan::Trace& trace) {
     changes.push_back({buffer.lower, size});
     changes.push_back({buffer.upper, Bytes(0) - size});
   }
-  // At one time all frees are of the end.
+  // Changes share a time only at the trace's end, where all are frees.
   std::ranges::stable_sort(changes, {}, &std::pair<int64_t, Bytes>::first);
   Bytes alive, peak;
   for (const auto& [at, change] : changes) {

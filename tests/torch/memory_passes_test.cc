@@ -1,5 +1,5 @@
-// Counts the bytes that a layer's elementwise operators read and write on a
-// GPU, in steps on the fakes, for the desk's numbers (planner/train/passes.h).
+// Compares the bytes that a layer's elementwise operators read and write on a
+// GPU, counted in steps on the fakes, with the desk's (planner/train/passes.h).
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
@@ -22,9 +22,9 @@ struct PassBytes {
   double forward = 0, backward = 0;
 };
 
-// Counts the operators of GPU tensors that are called while it lives and that
-// no other counted operator calls. Matrix products and attention blocks count
-// nothing, including what they call.
+// Counts the operators on GPU tensors that are called while the counter lives
+// and that no other counted operator calls. Matrix products and attention
+// blocks count nothing, including what they call.
 class PassCounter {
  public:
   PassCounter() {
@@ -41,7 +41,6 @@ class PassCounter {
   const PassBytes& bytes() const { return bytes_; }
 
  private:
-  // The observed data of one operator's call.
   struct Call final : at::ObserverContext {
     bool outermost = false, results_are_written = false;
     double bytes = 0;
@@ -135,7 +134,7 @@ class PassCounter {
   bool loss_ = false;
 };
 
-// No two widths, nor sums of few of them, are equal.
+// Returns sizes with distinct widths and distinct sums of a few widths.
 stream::ModelShape Sizes(int64_t layers) {
   return {.layers = layers,
           .hidden = 80,
@@ -166,8 +165,8 @@ class MemoryPasses : public ::testing::TestWithParam<Case> {
     RunStep(c, data);
     return counter.bytes();
   }
-  // Returns the bytes per layer and token, without those that depend on neither
-  // the number of layers nor that of tokens.
+  // Returns the bytes per layer and token: only bytes that grow with both
+  // numbers.
   static PassBytes OfLayer(double alpha) {
     constexpr int64_t kRows = 32;
     const auto of = [&](auto part) {
@@ -182,14 +181,14 @@ class MemoryPasses : public ::testing::TestWithParam<Case> {
   }
 };
 
-// Statistics of norms and positions are a few numbers a token.
+// Statistics of norms and positions are a few numbers per token.
 constexpr double kFewNumbers = 48;
 
 // The gradient of an RMSNorm's weight is summed over groups of this many
 // tokens, or more in long chunks. The sums are written and read.
 constexpr double kTokensOfSum = 16;
 
-TEST_P(MemoryPasses, OfALayerAreWhatTheDeskCounts) {
+TEST_P(MemoryPasses, OfALayerMatchTheDesksCount) {
   const stream::ModelShape model = GetParam().make(Sizes(1));
   const auto desk = [&](const Passes& passes) {
     return 2 * passes.Elements(model);
@@ -214,8 +213,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Gpt", stream::Gpt}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// 334 before kernels of our own: 78.5 forward and 255.5 backward.
-TEST(MemoryPassesOfLlama8B, AreAtMostThirtyPercentOfWhatTheyWere) {
+// ATen's kernels move 78.5 hidden states forward and 255.5 backward.
+TEST(MemoryPassesOfLlama8B, AreAtMostThirtyPercentOfThoseOfAtensKernels) {
   const stream::ModelShape model = stream::Llama({.layers = 32,
                                                   .hidden = 4096,
                                                   .heads = 32,

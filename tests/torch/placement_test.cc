@@ -15,7 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(Placement, SimsMemoryIsTheCpusAndAGpusIsItsOwn) {
+TEST(Placement, SimUsesTheCpuAndCudaUsesTheGpu) {
   EXPECT_EQ(DeviceOf("sim", DeviceIndex(1)), at::Device(at::kCPU));
   EXPECT_EQ(DeviceOf("cuda", DeviceIndex(1)), at::Device(at::kCUDA, 1));
 }
@@ -30,7 +30,7 @@ TEST(Placement, AViewIsTheMemoryItself) {
   EXPECT_EQ(ViewOf(nullptr, {0, 3}, at::kFloat, at::kCPU).numel(), 0);
 }
 
-TEST(Placement, WhatIsElsewhereIsNamedWithBothDevices) {
+TEST(Placement, ATensorElsewhereIsRefusedWithBothDevices) {
   const at::Tensor tokens = at::empty({3}, On(at::kMeta, at::kLong));
   EXPECT_TRUE(CheckOn("tokens", tokens, at::kMeta).ok());
   const absl::Status status = CheckOn("tokens", tokens, at::kCPU);

@@ -19,20 +19,20 @@ TEST(PlanChange, ANodeTakesAPlanOnceAllItsRanksWereToldOfTheSame) {
               ElementsAre(false, false, false));
 }
 
-TEST(PlanChange, NothingOfferedIsNothingToTake) {
+TEST(PlanChange, WithoutAnOfferNoRankTakesAPlan) {
   EXPECT_THAT(WhoTakes({{0, 0}, {0, 0}, {0, 2}}),
               ElementsAre(false, false, false));
   EXPECT_THAT(WhoTakes({}), IsEmpty());
 }
 
-TEST(PlanChange, NodesTakeTheirPlansApart) {
+TEST(PlanChange, NodesTakeTheirPlansIndependently) {
   EXPECT_THAT(WhoTakes({{7, 0}, {7, 0}, {0, 2}, {3, 2}}),
               ElementsAre(true, true, false, false));
   EXPECT_THAT(WhoTakes({{7, 0}, {7, 0}, {3, 2}, {3, 2}}),
               ElementsAre(true, true, true, true));
 }
 
-TEST(PlanChange, FractionsThatCannotBeRecordedInTheLeaseAreRefusedBefore) {
+TEST(PlanChange, FractionsThatTheLeaseCannotRecordAreRefused) {
   RecordingMemory memory = {.lease = Bytes(100),
                             .used = Bytes(40),
                             .rings = Bytes(30),

@@ -1,11 +1,9 @@
-// A step without one kind of its waits is wrong, and the oracle detects it. So
-// each kind is needed, and the poisoned tests of the streamed step would find
-// its removal.
+// Tests that the oracle detects a step without one kind of its waits. So each
+// kind is needed, and the poisoned tests of the streamed step find its removal.
 //
-// A wait is removed between the step and its copy engine, unnoticed by the
-// step. The awaited copies are so slow that they are still running.
-// SLUICE_POISON (this file is built only with it) ensures that no operation
-// reads the right old value by chance.
+// A wait is removed between the step and its copy engine. The awaited copies
+// are so slow that they still run. SLUICE_POISON, without which this file is
+// not built, ensures that no operation reads the right old value by chance.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,13 +27,13 @@ using client::CarelessEngine;
 using Order = stream::BackwardOrder;
 
 constexpr auto& kCompute = CarelessEngine::kCompute;
-constexpr double kLimit = 1e-4;  // of stream_gradient_test, in fp32
+constexpr double kLimit = 1e-4;  // as in stream_gradient_test, in fp32
 
 // Waits of `waiter` (compute, or copies of a kind) for copies of a kind.
 struct StepWait {
   const char* name;
   std::string waiter, waited;
-  int64_t seq_len;  // at which they find copies under way
+  int64_t seq_len;  // at which the waits find copies under way
   Order order = Order::kKeysOuter;
   std::vector<const char*> resident = {};  // classes; else this is implied
 
@@ -47,11 +45,11 @@ struct StepWait {
   }
 };
 
-// Called for every wait for a copy that is still running.
+// Returns whether to leave out a wait for a copy that is still running.
 using LeaveOut = std::function<bool(const StepWait& wait)>;
 
 // Two chunks; three, so that a phase ends in another slot than it began in; and
-// so many that every ring's slots are reused.
+// so many that every ring reuses its slots.
 constexpr int64_t kShort = 32, kThree = 48, kLong = 135;
 
 // Copies of attention's backward, whichever side is outer.
@@ -114,8 +112,8 @@ const StepWait kWaits[] = {
 };
 
 StepCase CaseOf(int64_t seq_len, Order order) {
-  return {// Heads are narrow, so that the staging ring of attention lies where
-          // that of the next layer's phase A does.
+  return {// Heads are narrow, so that attention's staging ring lies where the
+          // staging ring of the next layer's token phase does.
           .model = stream::Llama({.layers = 2,
                                   .hidden = 64,
                                   .heads = 4,
@@ -127,7 +125,7 @@ StepCase CaseOf(int64_t seq_len, Order order) {
           .chunk = 16,
           .stream = {.alpha = 0.5, .prefetch_depth = 3, .order = order}};
 }
-// A step takes a few seconds.
+// Returns a link speed at which a step takes a few seconds.
 double SlowLink(int64_t seq_len) { return seq_len == kLong ? 1e6 : 1e5; }
 
 // Returns the gradient error; NaN if a gradient is NaN.
@@ -172,8 +170,8 @@ INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),
 class PlantedWaits
     : public ::testing::TestWithParam<std::tuple<int64_t, Order>> {};
 
-// Guards against a new wait without a test. These imply the other waits in the
-// code: copies of one direction follow each other.
+// Guards against a new wait without a test. These waits imply the others in the
+// code, because copies of one direction run in order.
 TEST_P(PlantedWaits, AreAllThatAStepMakes) {
   for (const bool in : {true, false}) {
     StepCase c = CaseOf(std::get<0>(GetParam()), std::get<1>(GetParam()));

@@ -13,7 +13,7 @@ namespace {
 class Dice {
  public:
   explicit Dice(uint64_t seed) : random_(seed) {}
-  // A number in [least, most], both included.
+  // Returns a number in [least, most], both included.
   int64_t Of(int64_t least, int64_t most) {
     return least + static_cast<int64_t>(random_() % uint64_t(most - least + 1));
   }
@@ -22,7 +22,7 @@ class Dice {
   T One(std::vector<T> values) {
     return values[static_cast<size_t>(Of(0, int64_t(values.size()) - 1))];
   }
-  // Whole and half fractions more often than others.
+  // Returns 0, 1/4, 1/2 and 1 more often than other fractions.
   double Fraction() {
     return Once(3) ? double(Of(0, 1000)) / 1000
                    : One<double>({0, 0.25, 0.5, 0.5, 1, 1});

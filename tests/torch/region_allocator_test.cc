@@ -60,7 +60,6 @@ class RegionAllocatorTest : public ::testing::Test {
   RegionAllocator allocator_{at::kCPU, memory_.get(), kSize};
 };
 
-// Returns a plan of placements for one segment.
 std::vector<plan::SegmentPlan> PlanOf(const std::string& name, int64_t base,
                                       std::vector<int64_t> offsets) {
   plan::SegmentPlan segment{.name = name, .base = Bytes(base)};
@@ -87,7 +86,7 @@ TEST_F(RegionAllocatorTest, ArmedEveryTensorIsInTheRegionAndCountedExactly) {
   EXPECT_FALSE(Inside(at::zeros({4})));
 }
 
-TEST_F(RegionAllocatorTest, RunningOutSaysAskedUsedPlannedAndLeaksNothing) {
+TEST_F(RegionAllocatorTest, RunningOutOfMemoryNamesTheSizesAndLeaksNothing) {
   allocator_.Arm();
   const at::Tensor held = Make(KiB(768));
   try {
@@ -104,7 +103,7 @@ TEST_F(RegionAllocatorTest, RunningOutSaysAskedUsedPlannedAndLeaksNothing) {
   EXPECT_NO_THROW(Make(KiB(256)));
 }
 
-TEST_F(RegionAllocatorTest, FreesFromOtherThreadsAndAfterDisarmingAreRight) {
+TEST_F(RegionAllocatorTest, FreesFromOtherThreadsAndAfterDisarmingAreCounted) {
   allocator_.Arm();
   at::Tensor crossing = Make(KiB(100)), late = Make(KiB(100)), born_elsewhere;
   std::thread([&] {
@@ -184,7 +183,7 @@ TEST_F(RegionAllocatorTest, ASegmentIsRecordedInRequestOrder) {
     at::Tensor a = Make(Bytes(100));
     survivor = Make(Bytes(200));
     a.reset();
-    before.reset();  // not born here: no event
+    before.reset();  // not allocated here, so no event
     at::Tensor c = Make(Bytes(300));
   });
   ASSERT_EQ(kinds.size(), 1);
@@ -213,7 +212,7 @@ TEST_F(RegionAllocatorTest, APlanPutsEachRequestAtItsPlace) {
       std::thread([&] { made = Make(Bytes(100)); }).join();
       return made;
     }();
-    EXPECT_GE(OffsetOf(elsewhere), 640);  // other threads: pool
+    EXPECT_GE(OffsetOf(elsewhere), 640);  // other threads use the pool
   };
   const auto kinds = Record("qkv", [&] { body(nullptr); });
   // The other thread's request is not part of the trace.
@@ -239,7 +238,7 @@ TEST_F(RegionAllocatorTest, AMismatchFallsBackToThePoolAndIsCounted) {
   const SegmentScope scope(&allocator_, "post");
   const at::Tensor planned = Make(Bytes(100));
   const at::Tensor held = Make(Bytes(100));   // its place is not free
-  const at::Tensor beyond = Make(Bytes(64));  // the plan has only two
+  const at::Tensor beyond = Make(Bytes(64));  // the plan has two requests
   EXPECT_EQ(OffsetOf(planned), 0);
   EXPECT_GE(OffsetOf(held), 128);
   EXPECT_GE(OffsetOf(beyond), 128);
@@ -255,7 +254,7 @@ TEST_F(RegionAllocatorTest, EachSegmentIsRecordedFromItsOwnBeginning) {
   }
 }
 
-TEST_F(RegionAllocatorTest, APlanThatDoesNotFitOrAnswerIsRefused) {
+TEST_F(RegionAllocatorTest, APlanThatFitsNeitherRegionNorRecordIsRefused) {
   allocator_.Arm();
   const auto kinds = Record("post", [] { Make(Bytes(100)); });
   const at::Tensor held = Make(KiB(600));
@@ -282,7 +281,7 @@ TEST_F(RegionAllocatorTest, APlanThatDoesNotFitOrAnswerIsRefused) {
 
 // Runs random programs under a plan made for another program: no two live
 // blocks may share a byte.
-TEST_F(RegionAllocatorTest, WhateverMismatchesNothingOverlaps) {
+TEST_F(RegionAllocatorTest, LiveBlocksNeverOverlapWhateverMismatches) {
   allocator_.Arm();
   for (uint32_t seed = 0; seed < 50; ++seed) {
     std::mt19937 random(seed);
@@ -344,8 +343,9 @@ TEST_F(RegionAllocatorTest, FreedBlocksArePoisoned) {
   EXPECT_TRUE(std::isnan(dead[0]));
 }
 
-// Compares with a map of bytes, and checks every invariant after each call.
-TEST(RegionPool, NeverGivesAByteTwiceAndJoinsWhatIsFreed) {
+// Compares with a map of live blocks, and checks every invariant after each
+// call.
+TEST(RegionPool, NeverGivesAByteTwiceAndJoinsFreedBlocks) {
   std::mt19937 random(7);
   RegionPool pool(KiB(64));
   std::map<int64_t, int64_t> live;

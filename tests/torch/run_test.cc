@@ -1,7 +1,6 @@
-// A streamed run without a trainer: client/torch/run on a real sluiced with a
-// simulated GPU, without client/train. The owner of a model (this file)
-// calibrates, plans, steps and refreshes. (train_replan tests the effects of
-// other jobs.)
+// Tests client/torch/run without a trainer, on a real sluiced with a simulated
+// GPU: calibrating, planning, stepping and refreshing. train_replan tests the
+// effects of other jobs.
 #include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
@@ -66,7 +65,7 @@ class Daemon {
   std::unique_ptr<Child> process_;
 };
 
-// Notes which parts a step asks for and reports.
+// Records the parts that a step awaits and reports as done.
 class Optimizer final : public PendingWeights {
  public:
   absl::Status AwaitPart(int64_t part) override {
@@ -80,7 +79,7 @@ class Optimizer final : public PendingWeights {
   std::vector<int64_t> awaited, done;
 };
 
-// The model's owner.
+// Has the model's weights and gradients. Counts calibrations and plans.
 class Owner final : public WeightSource, public RunWatch {
  public:
   explicit Owner(at::Device device)
@@ -181,8 +180,8 @@ TEST_F(StreamedRun, CalibratesPlansAndSteps) {
   ExpectStepIsRight();
 }
 
-// Else its gradients are summed only after backward.
-TEST_F(StreamedRun, TellsTheOptimizerWhichPartsGradientsAreDone) {
+// Without these calls, gradients are summed only after backward.
+TEST_F(StreamedRun, TellsTheOptimizerWhenAPartsGradientsAreDone) {
   Open();
   Make();
   owner_->optimizer = {};
@@ -206,7 +205,7 @@ TEST_F(StreamedRun, ASavedPlanIsReplayedWithoutCalibration) {
   EXPECT_EQ(Step(), loss);
 }
 
-TEST_F(StreamedRun, APlanOfGivenFractionsHasTheStepsHostMemoryToTheByte) {
+TEST_F(StreamedRun, APlanOfGivenFractionsHasExactlyTheStepsHostBytes) {
   Open();
   stream::StreamOptions given = Stream(-1);
   given.fractions = stream::FillFractions(kModel, {}, /*alpha=*/0.5);
@@ -218,7 +217,7 @@ TEST_F(StreamedRun, APlanOfGivenFractionsHasTheStepsHostMemoryToTheByte) {
             memory_->fixed_host() + stream::HostBytes(given));
 }
 
-TEST_F(StreamedRun, SettingsAreChosenFromWhatACalibrationTook) {
+TEST_F(StreamedRun, SettingsAreChosenByCalibration) {
   Open();
   const auto chosen = ChooseSettings(
       Context(), {.stream = Stream(-1), .seq_len = kRows}, /*threads=*/1);
@@ -229,8 +228,8 @@ TEST_F(StreamedRun, SettingsAreChosenFromWhatACalibrationTook) {
   EXPECT_GT(owner_->calibrations, 0);
 }
 
-// Rings fit but host memory does not, so all chunks, of the largest size, run
-// again.
+// The rings fit but host memory does not suffice, so all chunks, of the largest
+// size, run again.
 TEST_F(StreamedRun, WithoutHostMemoryAllChunksOfTheLargestSizeRunAgain) {
   Open(KiB(64));
   const auto chosen = ChooseSettings(
@@ -275,7 +274,7 @@ TEST_F(StreamedRun, WithoutGpuMemoryTheSmallestChunkIsChosen) {
   EXPECT_EQ(chosen->settings.chunk, smallest);
 }
 
-TEST_F(StreamedRun, ARefreshWithoutAnOfferGoesOnAsBefore) {
+TEST_F(StreamedRun, ARefreshWithoutAnOfferChangesNothing) {
   Open();
   Make();
   const double loss = Step();

@@ -33,9 +33,9 @@ struct StepCase {
   int ranks = 1;
   stream::StreamOptions stream;
   at::ScalarType dtype = at::kFloat;
-  double in_speed = 0;   // bytes per second into HBM; 0: not throttled
+  double in_speed = 0;   // bytes per second into HBM; 0: no limit
   double out_speed = 0;  // and out of it
-  // Returns the engine that the step uses in place of its own; unset: its own.
+  // Wraps the step's copy engine, if set.
   std::function<std::unique_ptr<client::CopyEngine>(client::CopyEngine*)>
       wrap_engine;
 };
@@ -51,7 +51,7 @@ struct StepOutcome {
   device::CallCounters before, after;  // around rank 0's step
 };
 
-// Returns the rows of a global per-token tensor that rank r holds, chunk by
+// Returns the rows of a global per-token tensor that `rank` holds, chunk by
 // chunk.
 at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
                 int rank);
@@ -65,7 +65,7 @@ struct StepData {
 };
 StepData MakeStepData(const StepCase& c, uint64_t seed);
 
-// Runs `steps` steps. Returns the gradients of the last.
+// Runs `steps` steps. Returns the gradients of the last step.
 StepOutcome RunStep(const StepCase& c, const StepData& data, int steps = 1);
 
 }  // namespace sluice::runtime

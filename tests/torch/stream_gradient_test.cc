@@ -75,7 +75,8 @@ stream::StreamOptions Rounded(stream::StreamOptions options) {
   return options;
 }
 
-// dv stays, dk goes over a slow link: its slot is in use until it is out.
+// Returns a step with dv resident. dk goes over a slow link, so its slot is in
+// use until dk is out.
 StepCase OneOfTwoSumsResident() {
   StepCase c{Llama(4, 2), 71, 16, 1, QueriesOuter(1)};
   c.stream.fractions = {{"value_gradient", {.keep = 1, .swap = 0}}};
@@ -141,8 +142,8 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"GptFour", {Gpt(), 66, 16, 4, Alpha(1)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// The first `chunks` chunks run again in groups of `layers` layers. The model
-// has `all` layers, or one more than a group.
+// Returns `c` with the first `chunks` chunks run again, in groups of `layers`
+// layers. The model has at least `all` layers, and one more than a group.
 StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   c.model.layers = std::max<int64_t>({all, 3, layers + 1});
   c.stream.alpha = 0;
@@ -151,8 +152,8 @@ StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   return c;
 }
 
-// In addition, the last `kept` of the chunks of classes used in place stay in
-// HBM.
+// Returns `c` with the last chunks of classes used in place, a fraction `kept`
+// of all chunks, resident in HBM.
 StepCase WithKept(StepCase c, double kept) {
   for (const char* name : {"attention_output", "lse", "layer_input"}) {
     c.stream.fractions[name] = {.keep = kept, .swap = 1 - kept};
@@ -202,7 +203,7 @@ INSTANTIATE_TEST_SUITE_P(
             WithKept(Again({Gpt(), 100, 13, 2, QueriesOuter(0)}, 2, 4), 0.5)}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// More ranks than heads, or as many as do not divide them.
+// More ranks than heads, or a number of ranks that does not divide the heads.
 INSTANTIATE_TEST_SUITE_P(
     RowParts, StreamedStepGradient,
     ::testing::Values(
@@ -233,7 +234,7 @@ INSTANTIATE_TEST_SUITE_P(
               WithKept({Llama(2, 1), 71, 16, 4, QueriesOuter(0.5)}, 0.6)}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Fractions of each class drawn by `seed`; some keep rows in HBM.
+// Returns fractions of each class, drawn by `seed`. Some keep rows in HBM.
 stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&random] { return static_cast<double>(random() % 9) / 8; };
@@ -253,8 +254,8 @@ stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   return options;
 }
 
-// In addition, some classes that are used in place stay in HBM; for every
-// fourth seed all do, like everything else.
+// Returns Mixed(), with some classes that are used in place resident in HBM.
+// Every fourth seed keeps everything.
 stream::StreamOptions MixedResident(const stream::ModelShape& model,
                                     uint64_t seed) {
   stream::StreamOptions options = Mixed(model, seed);
@@ -272,11 +273,11 @@ stream::StreamOptions MixedResident(const stream::ModelShape& model,
   return options;
 }
 
-// Odd shapes, 1 to 4 ranks, grouped heads, tails.
+// Returns an odd shape with 1 to 4 ranks, grouped heads and tails.
 StepCase DrawCase(uint64_t seed) {
   std::mt19937 random(1000 + seed);
   const int ranks = 1 + static_cast<int>(random() % 4);
-  // Every third seed's ranks share rows too.
+  // With every third seed, ranks may share rows, too.
   const int64_t heads = seed % 3 == 1 ? 2 : ranks == 3 ? 12 : 4;
   StepCase c{.ranks = ranks};
   c.model = seed % 3 == 0 ? Gpt(heads)
@@ -299,7 +300,6 @@ void ExpectGradientsOfAutograd(const StepCase& c, uint64_t seed) {
 
 class StreamedStepFractions : public ::testing::TestWithParam<int> {};
 
-// Whatever each class does.
 TEST_P(StreamedStepFractions, HaveTheGradientsOfPlainAutograd) {
   const auto seed = static_cast<uint64_t>(GetParam());
   StepCase c = DrawCase(seed);
@@ -307,7 +307,8 @@ TEST_P(StreamedStepFractions, HaveTheGradientsOfPlainAutograd) {
   ExpectGradientsOfAutograd(c, seed);
 }
 
-TEST_P(StreamedStepFractions, HaveThemWithResidentClassesToo) {
+TEST_P(StreamedStepFractions,
+       HaveTheGradientsOfAutogradWithResidentClassesToo) {
   const auto seed = static_cast<uint64_t>(GetParam());
   StepCase c = DrawCase(seed);
   c.stream = MixedResident(c.model, seed);
@@ -340,7 +341,7 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
   }
 }
 
-// A GPU's kernels themselves round what they read of o.
+// A GPU's kernels round o when they read it.
 TEST(StreamedStep, OnAGpuARoundedOutputChangesNoBit) {
   if (!OnCuda()) GTEST_SKIP() << "sim's blocks read o in fp32";
   for (const stream::StreamOptions& stream : {Alpha(0.5), QueriesOuter(0)}) {
@@ -373,7 +374,6 @@ TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
   EXPECT_EQ(error.parameter, named[1].name);
 }
 
-// In bf16 it must be no worse than plain torch in bf16.
 class StreamedStepInBf16 : public ::testing::TestWithParam<Named> {};
 
 TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
@@ -397,7 +397,7 @@ TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
   const GradientError ours =
       CompareGradients(c.model, got.gradients, expected.gradients);
   EXPECT_LE(ours.scaled, 1.5 * theirs.scaled) << ours.parameter;
-  EXPECT_LE(ours.unscaled, 1.5e-3);  // as `check` judges it
+  EXPECT_LE(ours.unscaled, 1.5e-3);  // the limit of `check`
   EXPECT_GT(ours.worst, 0);
   EXPECT_FALSE(std::isnan(ours.worst));
 }

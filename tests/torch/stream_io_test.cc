@@ -1,6 +1,6 @@
 // Tests that the rings never lose, mix up or overwrite bytes that are still
-// needed: on a link so slow that every mistake shows, or, on the fake CUDA
-// driver, which has no links, by its race detector.
+// needed. On sim, the link is so slow that every mistake shows. The fake CUDA
+// driver has no links; its race detector finds mistakes.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
@@ -24,7 +24,7 @@ constexpr int64_t kSize = kNumbers * 4;
 
 class StreamIo : public ::testing::Test {
  protected:
-  // Bytes per second.
+  // `speed` is in bytes per second.
   explicit StreamIo(double speed = 2e6)
       : node_(1, speed, speed),
         engine_(*node_.StartCopies(0, KiB(4))),
@@ -140,7 +140,8 @@ TEST_F(StreamIo, AFetchedSlotIsNotRefilledBeforeItsLastUse) {
   auto slot = fetches.Next();
   ASSERT_THAT(slot, IsOk());
   const at::Tensor chunk = (*slot)->Take({kNumbers}, at::kFloat);
-  // Its last use is a copy out, as of dq: the slot waits for that.
+  // The slot's last use is a copy out, as for dq, so the slot waits for the
+  // copy.
   fetches.Done(StagingRing::SendNow(*engine_, chunk, host_[2], "back"));
   ASSERT_THAT(fetches.Next(), IsOk());
   ASSERT_THAT(engine_->Drain(), IsOk());
@@ -165,7 +166,7 @@ TEST_F(StreamIo, ASlotToWhichNothingIsFetchedWaitsForItsLastUseToo) {
   EXPECT_EQ(reinterpret_cast<float*>(host_[0].data)[kNumbers - 1], 0);
 }
 
-TEST_F(StreamIo, AProgramStopsWhereItsDataWasNotSentYet) {
+TEST_F(StreamIo, FetchesStopAtDataThatIsNotSentYet) {
   StagingRing staging = Staging(2);
   FetchRing ring = Ring(3);
   Send(staging, 1, host_[0]);

@@ -21,7 +21,7 @@
 namespace sluice::runtime {
 namespace {
 
-// The expected values are computed on the CPU.
+// Returns `t` on the test's device. Expected values are computed on the CPU.
 at::Tensor There(const at::Tensor& t) { return t.to(TestDevice()); }
 
 double Largest(const at::Tensor& t) {
@@ -41,7 +41,7 @@ TEST(Rope, IsExactAtPositionsInTheMillions) {
   }
 }
 
-TEST(Rope, TurnsBack) {
+TEST(Rope, IsUndoneByItsInverse) {
   const RopeTables tables = MakeRopeTables(1000, 5, 8, 10000, TestDevice());
   const at::Tensor x = There(at::randn({5, 3, 8}));
   at::Tensor turned = x.clone();
@@ -52,9 +52,9 @@ TEST(Rope, TurnsBack) {
 }
 
 TEST(Attention, BlocksMergeToTheWholeAlsoWhereScoresAreHuge) {
-  // Differences of lse far above 88, where exp overflows. At a log-sum-exp of
-  // 10,000 fp32 itself is 0.001 wide, and one draw in a hundred has two keys
-  // that close: the draw is always the same.
+  // Differences of log-sum-exps are far above 88, where exp overflows. Near
+  // 10,000, fp32 has steps of 0.001, and one draw in a hundred has two scores
+  // that close, so the seed is fixed.
   at::manual_seed(1);
   const at::Tensor q = There(at::randn({7, 2, 8}) * 60);
   const at::Tensor k = There(at::randn({24, 2, 8}) * 60);
@@ -74,8 +74,8 @@ TEST(Attention, BlocksMergeToTheWholeAlsoWhereScoresAreHuge) {
   EXPECT_LT(Largest(merged.lse - whole.lse) / Largest(whole.lse), 1e-6);
 }
 
-// Halves of a causal block are cut where rows are not a multiple of anything,
-// and begin or add to what is there.
+// Causal blocks are cut at any number of rows. Their results overwrite earlier
+// values or are added to them.
 TEST(Attention, ACausalBlockCutInHalvesIsTheWholeOne) {
   for (const int64_t rows : {1, 256, 257, 512, 700, 1025}) {
     const auto random = [&] { return at::randn({rows, 2, 16}); };

@@ -66,7 +66,7 @@ class StreamMemory : public ::testing::Test {
             .allocator = &allocator_};
   }
 
-  // Each class has another treatment, in whole rows of chunks of 16.
+  // Each class has other fractions, all of whole rows in chunks of 16.
   StreamContext::Options MixedOptions(int64_t seq_len) {
     StreamContext::Options options = Options(seq_len, 0.75);
     options.stream.fractions = {
@@ -88,8 +88,7 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
-  // Runs a step. Returns the peak of its allocations without tokens and
-  // weights.
+  // Runs a step. Returns its peak allocation, without tokens and weights.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size, node_);
@@ -113,8 +112,7 @@ class StreamMemory : public ::testing::Test {
     return allocator_.stats().peak - before;
   }
 
-  // Places every buffer at an address of its own: wasteful, but certainly
-  // valid.
+  // Places buffers without overlap: wasteful, but certainly valid.
   static std::vector<plan::SegmentPlan> SideBySide(
       const std::vector<plan::SegmentKind>& kinds, Bytes* peak) {
     std::vector<plan::SegmentPlan> plans;
@@ -132,7 +130,7 @@ class StreamMemory : public ::testing::Test {
     return plans;
   }
 
-  // Returns the allocator of the node's GPU, or on sim one of this test.
+  // Returns the allocator of the node's GPU, or on sim this test's own.
   RegionAllocator& Armed() {
     if (node_.hbm() != nullptr) return *node_.hbm();
     memory_.emplace(kHbm);
@@ -149,8 +147,7 @@ class StreamMemory : public ::testing::Test {
   stream::Dtype dtype_ = stream::Dtype::kFp32;
 };
 
-// CopiesDue (planner/stream) knows copies by their labels.
-TEST_F(StreamMemory, TheDeskKnowsByWhenEveryCopyOfAStepIsNeeded) {
+TEST_F(StreamMemory, CopiesDueHasTheLabelOfEveryCopyOfAStep) {
   std::set<std::string> known, made;
   for (const bool queries_outer : {false, true}) {
     Listener listener(engine_.get());
@@ -166,8 +163,7 @@ TEST_F(StreamMemory, TheDeskKnowsByWhenEveryCopyOfAStepIsNeeded) {
   EXPECT_EQ(made, known);
 }
 
-// The last chunk of a phase sends its results only once they are computed.
-TEST_F(StreamMemory, APhasesFirstFetchesComeBeforeThePhaseBeforeEnds) {
+TEST_F(StreamMemory, APhasesFirstFetchesComeBeforeThePreviousPhaseEnds) {
   for (const bool queries_outer : {false, true}) {
     Listener listener(engine_.get());
     StreamContext::Options options = Options(64, /*alpha=*/0);
@@ -189,7 +185,7 @@ TEST_F(StreamMemory, NothingInHbmGrowsWithTheSequence) {
   Step(Options(48));  // one-time allocations of libraries
   const Bytes three_chunks = Step(Options(48));
   const Bytes twenty_chunks = Step(Options(320));
-  // Bookkeeping tensors aside there is only the labels' mask at the end.
+  // Only bookkeeping tensors and the labels' mask grow.
   EXPECT_LE(twenty_chunks, three_chunks + Bytes(1024));
 }
 
@@ -207,13 +203,13 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
         stream::RingBytes(options.stream) + stream::KeptBytes(options.stream);
     const Bytes used = allocator_.stats().used - before;
     EXPECT_GE(used, told);
-    // On a GPU each of some ten blocks is rounded up further than slots are.
+    // On a GPU each of about ten blocks is rounded up more than a slot.
     EXPECT_LT(used, told + (TestDevice().is_cpu() ? Bytes(1) : KiB(4)));
   }
   EXPECT_EQ(stream::KeptBytes(Options(71).stream), Bytes(0));
 }
 
-TEST_F(StreamMemory, WhereEverythingIsKeptAStepMovesNothing) {
+TEST_F(StreamMemory, AStepThatKeepsEverythingMovesNothing) {
   for (const StreamContext::Options& options :
        {ResidentOptions(135), QueriesOuter(ResidentOptions(135))}) {
     EXPECT_EQ(stream::HostBytes(options.stream), Bytes(0));
@@ -225,7 +221,6 @@ TEST_F(StreamMemory, WhereEverythingIsKeptAStepMovesNothing) {
   }
 }
 
-// A quarter of norm1, half of x2, an eighth of up and all activations.
 TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
   int64_t kept = 0;
   const StreamContext::Options options = MixedOptions(128);
@@ -240,14 +235,14 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
   EXPECT_GE(stream::KeptBytes(options.stream).count(), kept);
   EXPECT_LE(stream::KeptBytes(options.stream).count(), kept + 2 * 8 * 4 * 63)
       << "aligned by layer, chunk and class";
-  // Where rows are not whole they are fewer, and the reserve is for alignment.
+  // Fractional rows are rounded down; the reserve covers alignment.
   const StreamContext::Options odd = MixedOptions(135);
   EXPECT_LE(
       stream::KeptBytes(odd.stream).count(),
       kept * 135 / 128 + stream::Profile(odd.stream, {}).keep_reserve.count());
 }
 
-TEST_F(StreamMemory, ASmallerHostRegionIsRefusedWithBothSizes) {
+TEST_F(StreamMemory, ASmallerHostRegionIsRefused) {
   StreamContext::Options options = Options(71);
   options.host_size = stream::HostBytes(options.stream) - Bytes(1);
   const Arena arena(options.host_size, node_);
@@ -268,7 +263,8 @@ TEST_F(StreamMemory, HostBytesShrinkWithAlpha) {
             stream::HostBytes(Options(800, 1).stream));
 }
 
-// A plan from a calibration of two chunks and the tail fits a longer step.
+// Expects that a plan from a calibration of two chunks and the tail fits a
+// longer step.
 void ExpectReplay(RegionAllocator& allocator,
                   const StreamContext::Options& whole,
                   const std::function<void(int64_t)>& step,
@@ -293,12 +289,12 @@ TEST_F(StreamMemory, ACalibrationsPlanIsReplayedWithoutMismatch) {
       SideBySide);
 }
 
-// Whatever the last group of the loss has: whole chunks, a tail, both.
+// The last group of the loss has whole chunks, a tail, or both.
 TEST_F(StreamMemory, AnyGroupsOfTheLossAreReplayedWithoutMismatch) {
   for (const int64_t seq_len : {135, 151, 167}) {
     const auto options = [&](int64_t n) {
       StreamContext::Options three = Options(n);
-      three.stream.loss_chunk_rows = 50;  // of 16 rows each
+      three.stream.loss_chunk_rows = 50;  // three chunks of 16 rows
       return three;
     };
     ASSERT_THAT(allocator_.SetPlan({}, {}, Bytes(0)), IsOk());
@@ -308,8 +304,7 @@ TEST_F(StreamMemory, AnyGroupsOfTheLossAreReplayedWithoutMismatch) {
   }
 }
 
-// Each group reads and writes the whole head gradient once.
-TEST_F(StreamMemory, SmallChunksShareTheLoss) {
+TEST_F(StreamMemory, SmallChunksShareALossGroup) {
   StreamContext::Options options = Options(192);
   options.stream.layout = stream::ChunkLayout(192, 8, 1);
   allocator_.RecordSegments(true);
@@ -347,8 +342,7 @@ TEST_F(StreamMemory, FractionsByClassAreReplayedWithoutMismatch) {
       SideBySide);
 }
 
-// The reserve covers the needs of other fractions than the recorded ones.
-TEST_F(StreamMemory, TheKeepReserveCoversWhatRingsAndTransientsGrowBy) {
+TEST_F(StreamMemory, TheKeepReserveCoversTheGrowthOfRingsAndTransients) {
   Step(Options(135, 1));
   const Bytes recorded = Step(Options(135, 1));
   const Bytes reserve =
@@ -395,8 +389,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
             swap;
   }
   EXPECT_GE(host, double(stream::HostBytes(mixed.stream).count()));
-  // Recorded in the whole step itself, so counted alike; were each execution to
-  // take a second, a layer would take as many as it executes.
+  // With a second per execution, a layer's seconds are its executions.
   auto timed = kinds;
   for (plan::SegmentKind& kind : timed) kind.seconds = 1;
   const auto profile = stream::Profile(Options(135).stream, timed);
@@ -405,13 +398,14 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
     EXPECT_EQ(profile.segments[i].executions, kinds[i].executions)
         << kinds[i].name;
   }
-  // 9 chunks: projections, the second half, blocks; and q, k, v once more.
+  // 9 chunks have 9 projections, 9 second halves and 45 blocks. Backward also
+  // makes q, k and v again.
   EXPECT_EQ(profile.kinds[0].forward_layer_seconds, 9 + 9 + 45);
   EXPECT_EQ(profile.kinds[0].backward_layer_seconds, 9 + 9 + 45 + 9);
 }
 
-// Exactly so where nothing is rounded; what comes in hides the most.
-TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
+// Bytes in are exact; bytes out are at most the profile's.
+TEST_F(StreamMemory, AStepMovesTheProfilesBytes) {
   for (const auto& [alpha, options] :
        {std::pair(0.0, Options(135, 0)), std::pair(1.0, Options(135, 1)),
         std::pair(0.0, QueriesOuter(Options(135, 0))),
@@ -433,8 +427,8 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
     const client::CopyStats before = engine_->stats();
     Step(options);
     const client::CopyStats after = engine_->stats();
-    // Beside the layers: the loss and the embedding's backward fetch a hidden
-    // state each, the embedding and the loss send one.
+    // The loss and the embedding's backward each fetch a hidden state. The
+    // embedding and the loss each send one.
     EXPECT_EQ((after.h2d - before.h2d).count(),
               profile.kinds[0].layers * in + 2 * hidden);
     EXPECT_LE((after.d2h - before.d2h).count(),
@@ -444,9 +438,9 @@ TEST_F(StreamMemory, AStepMovesTheBytesThatTheProfileTells) {
   }
 }
 
-// With fractions by class too, byte for byte where rows are whole: a kept row
-// moves nowhere, a dropped one does not come back.
-TEST_F(StreamMemory, AStepFetchesWhatItsFractionsTell) {
+// Rows are whole, so the bytes are exact. Kept rows are not moved, and dropped
+// rows are not fetched.
+TEST_F(StreamMemory, AStepFetchesExactlyItsFractions) {
   const StreamContext::Options options = MixedOptions(128);
   const plan::RankProfile profile = stream::Profile(options.stream, {});
   double in = double(

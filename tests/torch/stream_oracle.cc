@@ -22,7 +22,7 @@ Tensor Norm(const stream::ModelShape& c, const Tensor& x, const Tensor& weight,
          weight;
 }
 
-// x [heads, rows, dim]
+// `x` is [heads, rows, dim].
 Tensor Rotate(const stream::ModelShape& c, const Tensor& x) {
   const int64_t rows = x.size(1), dim = x.size(2);
   const Tensor exponent = at::arange(0, dim, 2, at::kDouble) / dim;
@@ -140,7 +140,7 @@ GradientError CompareGradients(const stream::ModelShape& config,
     } else {
       error.scaled = std::max(error.scaled, relative);
     }
-    // A NaN is the worst error of all, and compares as less than none.
+    // A NaN is the worst error, but no comparison finds it larger.
     if (std::isnan(error.worst)) break;
   }
   return error;

@@ -26,13 +26,14 @@ OracleResult RunOracle(const stream::ModelShape& config,
                        at::ScalarType dtype = at::kDouble);
 
 // The error of a parameter is max|a - b| / max(max|b|, 0.01 * the largest
-// max|b| of its layer). Here are the largest error and its parameter.
+// max|b| of its layer). `worst` is the largest error, that of `parameter`.
 struct GradientError {
   double worst = 0;
   std::string parameter;
   // `scaled` is the largest error of parameters with max|b| of at least 1/1000
-  // of their layer's. `unscaled` is for the others (K's bias without RoPE: zero
-  // except rounding) the largest max|a - b|, relative to the layer's max|b|.
+  // of the layer's. `unscaled` is the largest max|a - b| of the others,
+  // relative to the layer's max|b| (K's bias without RoPE: only rounding
+  // errors).
   double scaled = 0, unscaled = 0;
 };
 GradientError CompareGradients(const stream::ModelShape& config,

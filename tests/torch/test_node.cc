@@ -44,7 +44,7 @@ stream::AttentionKernel AskedKernel() {
   SLUICE_CHECK(false);
 }
 
-// Returns all memory of the fake's small GPU; of a real GPU enough for cuBLAS
+// Returns all of the fake GPU's memory; of a real GPU, enough for cuBLAS
 // workspaces (client/torch/run/rank_memory.h), about 32 MiB per rank's thread.
 Bytes HbmOf(device::Driver& driver) {
   const auto gpu = device::Placement::Gpu(DeviceIndex(0));
@@ -87,7 +87,7 @@ class RanksGpu {
   RegionAllocator allocator_;
 };
 
-// Ends before the process does, which the fake wants.
+// Ends before the process does, or the fake reports what is left.
 class Gpu : public ::testing::Environment {
  public:
   static RanksGpu& Get() { return *gpu_; }
@@ -112,7 +112,7 @@ std::byte* OnHeap(Bytes size) {
 class ThroughHost final : public Collectives {
  public:
   explicit ThroughHost(Collectives* host) : host_(host) {}
-  // What a rank sends is issued by one thread.
+  // A rank's collectives must be issued by one thread.
   void ExpectOneThread() const {
     EXPECT_EQ(std::this_thread::get_id(), thread_);
   }
@@ -168,7 +168,7 @@ bool OnCuda() {
 
 at::Device TestDevice() { return OnCuda() ? kGpu : at::Device(at::kCPU); }
 
-// The program is not linked to the fake, so its functions are looked up.
+// The program is not linked to the fake, so the fake's functions are looked up.
 std::string TakeFindings() {
   using Take = void (*)(std::string&);
   static const auto take =

@@ -1,8 +1,8 @@
-// The device on which tests of a step compute: a simulated node or, with
-// SLUICE_TEST_DEVICE=cuda in the environment, GPU 0 of the CUDA driver that is
-// found: the fake one (tests/fake_cuda), as CTest runs them, or NVIDIA's. With
-// the fake, its findings fail the run, too. SLUICE_TEST_ATTENTION chooses the
-// attention kernel there (auto).
+// The device on which tests of a step compute: a simulated node or, if
+// SLUICE_TEST_DEVICE is cuda, GPU 0 of the CUDA driver that is found. CTest
+// runs them on the fake driver (tests/fake_cuda), and its findings fail the
+// run, too. SLUICE_TEST_ATTENTION chooses the GPU's attention kernel (default:
+// auto).
 //
 // On CUDA ranks are threads of one process and share the GPU and torch's
 // stream: blocks of the one region are reused in the order of that stream.
@@ -26,23 +26,19 @@
 
 namespace sluice::runtime {
 
-// Returns whether this process's tests run on a CUDA driver, the fake one or
-// NVIDIA's.
+// Returns whether the tests run on a CUDA driver, the fake one or NVIDIA's.
 bool OnCuda();
-// Returns the device of all tensors of a rank.
 at::Device TestDevice();
 
 // Returns the fake's findings since the last call, one per line. They no longer
 // count at the process's end. REQUIRES: the fake is loaded.
 std::string TakeFindings();
-// Returns the number of copies of memory that is not pinned; 0 without the
-// fake.
+// Returns the number of copies of pageable memory; 0 without the fake.
 long PageableCopies();
 
 class TestNode {
  public:
-  // Speeds are in bytes per second into and out of HBM; 0: not throttled. CUDA
-  // ignores them.
+  // Speeds are in bytes per second; 0 means no limit. CUDA ignores them.
   TestNode(int gpus, double in_speed, double out_speed);
 
   device::Driver* driver() const { return driver_; }
@@ -51,11 +47,10 @@ class TestNode {
   void EnterRank() const;
   absl::StatusOr<std::unique_ptr<client::CopyEngine>> StartCopies(
       int rank, Bytes slice = client::CopyEngine::Options().slice) const;
-  // Returns the GPU's memory as torch's, armed for the tests' own thread; null
-  // on sim, where a test brings its own.
+  // Returns the allocator of the GPU's memory, armed for the test's thread, or
+  // null on sim, where a test makes its own.
   RegionAllocator* hbm() const;
-  // Returns the collectives of a rank with tensors that are not on the host;
-  // null: use `host`.
+  // Returns collectives for tensors on a GPU, or null if `host` suffices.
   std::unique_ptr<Collectives> CollectivesOver(Collectives* host) const;
 
  private:
@@ -64,12 +59,11 @@ class TestNode {
   device::Driver* driver_ = nullptr;
 };
 
-// Host memory of exactly `size` bytes at a 64-byte boundary, with a guard
-// behind it.
+// Host memory of exactly `size` bytes, 64-byte aligned, with a guard behind.
 class Arena {
  public:
-  explicit Arena(Bytes size);  // of the heap
-  // Pinned, where the node's GPU copies from it.
+  explicit Arena(Bytes size);  // on the heap
+  // Pinned if a CUDA GPU copies from it.
   Arena(Bytes size, const TestNode& node);
   Arena(const Arena&) = delete;
   std::byte* data() const { return data_; }

@@ -31,7 +31,8 @@ at::Tensor Drawn(at::IntArrayRef sizes, at::ScalarType type) {
   return There(at::randn(sizes).to(type));
 }
 
-// Relative to the largest; what rounding to bf16 several times may be off by.
+// Allows an error relative to the largest value: in bf16, that of several
+// roundings.
 void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
                 const char* what) {
   const at::Tensor a = actual.cpu().to(at::kDouble);
@@ -43,7 +44,7 @@ void ExpectNear(const at::Tensor& actual, const at::Tensor& expected,
       << what;
 }
 
-// Best of some runs.
+// Returns the seconds of the fastest run.
 double Seconds(const std::function<void()>& run) {
   double best = 1e9;
   for (int i = 0; i < 7; ++i) {
@@ -68,7 +69,7 @@ void ExpectNotSlower(const char* what, const Ways& ways) {
   EXPECT_LE(ours, aten) << what;
 }
 
-// --- as ATen has them --------------------------------------------------------
+// --- by ATen's operators -----------------------------------------------------
 at::Tensor Scale(const at::Tensor& x) {
   return at::linalg_vector_norm(x, 2, {-1}, /*keepdim=*/true, at::kFloat)
       .square_()
@@ -120,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Dtypes, TokenMathOf,
                            return std::string(c10::toString(info.param));
                          });
 
-TEST_P(TokenMathOf, RmsNorm) {
+TEST_P(TokenMathOf, RmsNormMatchesAten) {
   const at::Tensor x = Drawn({rows_, width_}, GetParam());
   const at::Tensor weight = Drawn({width_}, GetParam()), none;
   const NormWeights norm = {stream::NormKind::kRmsNorm, weight, none, kEpsilon};
@@ -129,7 +130,7 @@ TEST_P(TokenMathOf, RmsNorm) {
                                [&] { AtenNorm(x, weight); }});
 }
 
-TEST_P(TokenMathOf, RmsNormBackwardOfThreeParts) {
+TEST_P(TokenMathOf, RmsNormBackwardOfThreePartsMatchesAten) {
   const at::Tensor x = Drawn({rows_, width_}, GetParam());
   const at::Tensor weight = Drawn({width_}, GetParam()), none;
   const NormWeights norm = {stream::NormKind::kRmsNorm, weight, none, kEpsilon};
@@ -155,7 +156,7 @@ TEST_P(TokenMathOf, RmsNormBackwardOfThreeParts) {
   ExpectNotSlower("rms norm backward", {ours, aten});
 }
 
-TEST_P(TokenMathOf, Rope) {
+TEST_P(TokenMathOf, RopeMatchesAten) {
   const RopeTables tables =
       MakeRopeTables(1000, rows_, width_ / 4, 10000, TestDevice());
   at::Tensor x = Drawn({rows_, 4, width_ / 4}, GetParam());
@@ -167,7 +168,7 @@ TEST_P(TokenMathOf, Rope) {
                            [&] { AtenRope(expected, tables); }});
 }
 
-TEST_P(TokenMathOf, Swiglu) {
+TEST_P(TokenMathOf, SwigluMatchesAten) {
   const at::Tensor gate = Drawn({rows_, width_}, GetParam()) * 3;
   const at::Tensor up = Drawn({rows_, width_}, GetParam());
   const at::Tensor drawn = Drawn({rows_, width_}, GetParam());
@@ -186,7 +187,7 @@ TEST_P(TokenMathOf, Swiglu) {
                    }});
 }
 
-TEST_P(TokenMathOf, SoftmaxGradient) {
+TEST_P(TokenMathOf, SoftmaxGradientMatchesAten) {
   const at::Tensor drawn = Drawn({rows_, width_}, GetParam()) * 5;
   const at::Tensor labels = There(at::randint(width_, {rows_}, at::kLong));
   at::Tensor loss = There(at::zeros({}, at::kDouble)), expected = loss.clone();

@@ -13,7 +13,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-TEST(TorchCuda, TorchsLibraryThatIsMissingIsNamedWithARemedy) {
+TEST(TorchCuda, AMissingTorchLibraryIsNamedWithARemedy) {
   const absl::Status status =
       LoadTorchCuda({.torch = "libno_such_torch.so"}).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
@@ -22,7 +22,7 @@ TEST(TorchCuda, TorchsLibraryThatIsMissingIsNamedWithARemedy) {
   EXPECT_EQ(LoadedTorchCuda(), nullptr);
 }
 
-TEST(TorchCuda, OurModuleThatIsMissingIsNamedToo) {
+TEST(TorchCuda, OurMissingModuleIsNamedToo) {
   const absl::Status status =
       LoadTorchCuda({.torch = "libc10.so", .module = "libno_such_module.so"})
           .status();
@@ -32,7 +32,7 @@ TEST(TorchCuda, OurModuleThatIsMissingIsNamedToo) {
   EXPECT_EQ(LoadedTorchCuda(), nullptr);
 }
 
-TEST(TorchCuda, ALibraryThatIsNotOurModuleIsNone) {
+TEST(TorchCuda, ALibraryThatIsNotOurModuleIsRefused) {
   EXPECT_EQ(LoadTorchCuda({.torch = "libc10.so", .module = "libc10.so"})
                 .status()
                 .code(),

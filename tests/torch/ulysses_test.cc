@@ -22,7 +22,8 @@ namespace {
 
 constexpr int64_t kDim = 4;
 
-// Small whole numbers: sums are exact in every type, so results must be equal.
+// Returns small whole numbers. Their sums are exact in every type, so results
+// must be equal.
 at::Tensor Numbers(std::vector<int64_t> shape, uint64_t seed,
                    at::ScalarType type) {
   at::Generator generator = at::detail::createCPUGenerator(seed);
@@ -44,7 +45,7 @@ struct Case {
 // Expected values are on the host; exchanged tensors are on the node's device.
 class HeadExchangeTest : public ::testing::TestWithParam<Case> {
  protected:
-  // Runs `body` once per rank, with its exchange.
+  // Runs `body` once per rank, with the rank's exchange.
   void OnEachRank(
       const std::function<void(HeadExchange&, int rank)>& body) const {
     RunRanks(c.ranks, [&](Collectives& host) {
@@ -84,11 +85,11 @@ class HeadExchangeTest : public ::testing::TestWithParam<Case> {
   at::Tensor KeysOf(const at::Tensor& global, int r) const {
     return global.index_select(1, at::tensor(heads.kv_of(r)));
   }
-  // What the rows of no run must keep.
+  // Returns rows of 99, which rows outside of runs must keep.
   at::Tensor Untouched(int64_t m, int64_t count) const {
     return at::full({layout.rows(m), count, kDim}, 99, c.type);
   }
-  // `whole` where a run covers the row, else 99.
+  // Returns `whole` in the rows of runs, and 99 elsewhere.
   at::Tensor InRuns(const at::Tensor& whole, const RowRuns& runs) const {
     at::Tensor result = at::full(whole.sizes(), 99, c.type);
     for (size_t p = 0; p < runs.begin.size(); ++p) {
@@ -125,7 +126,8 @@ void HeadExchangeTest::CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
 void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
                                      int64_t m, const RowRuns& runs) const {
   const at::Tensor q = Global(m, c.heads, 4);
-  // Every rank's dk; home must get the sum over all that hold the head.
+  // Each rank has a dk. The home rank must get the sum over all ranks that hold
+  // the head.
   at::Tensor k = at::zeros({layout.rows(m), c.kv_heads, kDim}, c.type);
   at::Tensor mine;
   for (int r = 0; r < c.ranks; ++r) {
@@ -147,7 +149,7 @@ void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
   EXPECT_TRUE(k_home.cpu().equal(Mine(k, runs, rank).to(at::kFloat)));
 }
 
-TEST_P(HeadExchangeTest, WholeChunksArriveAndComeHome) {
+TEST_P(HeadExchangeTest, WholeChunksReachTheirHeadsAndReturn) {
   OnEachRank([&](HeadExchange& exchange, int rank) {
     for (int64_t m = 0; m < layout.chunks(); ++m) {
       const RowRuns runs = RowRuns::Whole(layout, m);
@@ -157,8 +159,8 @@ TEST_P(HeadExchangeTest, WholeChunksArriveAndComeHome) {
   });
 }
 
-// Back to back, as rows that are made again lie.
-TEST_P(HeadExchangeTest, OnlyTheRestOfEachRunTravels) {
+// Runs lie back to back, like rows that are made again.
+TEST_P(HeadExchangeTest, OnlyTheRowsOfRunsAreExchanged) {
   OnEachRank([&](HeadExchange& exchange, int rank) {
     const at::Tensor q = Numbers({c.chunk, c.heads, kDim}, 1, c.type),
                      k = Numbers({c.chunk, c.kv_heads, kDim}, 2, c.type);
@@ -202,7 +204,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{4, 12, 3, 23, 10, at::kBFloat16}),
     ::sluice::testing::CaseName());
 
-TEST(HeadExchange, OneRankMayShareBothSides) {
+TEST(HeadExchange, OneRankMayUseOneTensorOnBothSides) {
   HeadExchange exchange(2, 2, 1, 0, nullptr);
   const stream::ChunkLayout layout(6, 6, 1);
   const TestNode node(1, 0, 0);

@@ -56,7 +56,8 @@ TEST(Dealer, DealsEachTokenOnceWithTheNextAsItsLabel) {
 
 TEST(Dealer, SequencesWrapAtTheEnd) {
   const TempDir dir;
-  const auto corpus = Counting(dir, 31);  // three of 10, and their last label
+  const auto corpus =
+      Counting(dir, 31);  // three sequences of 10, and the last label
   Dealer dealer(corpus.get(), stream::ChunkLayout(10, 10, 1), 0);
   std::vector<int64_t> ids(10), labels(10);
   int64_t cursor = 0;

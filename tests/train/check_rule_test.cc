@@ -1,4 +1,5 @@
-// Tests how check measures, and by finite differences that its oracle is right.
+// Tests how `check` measures errors, and tests its reference by finite
+// differences.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
@@ -24,7 +25,7 @@ TEST(CheckRule, ErrorsAreRelativeToTheParameterOrItsLayer) {
       {{"layers.0.a", Of(10)}, {"layers.0.zero", Of(0)}, {"embed", Of(1)}}};
   ReferenceResult ours = truth;
   ours.gradients["embed"] = Of(1.001);
-  ours.gradients["layers.0.zero"] = Of(0.001);  // over 1 % of 10
+  ours.gradients["layers.0.zero"] = Of(0.001);  // relative to 1 % of 10
   const CheckReport report = Compare(ours, truth);
   EXPECT_NEAR(report.grad_max_rel_error, 0.01, 1e-12);
   EXPECT_EQ(report.worst_parameter, "layers.0.zero");
@@ -46,8 +47,8 @@ at::Tensor Pair(double x, double y) {
   return t;
 }
 
-// One parameter is as far off as the worst one of plain torch, but much farther
-// than the same parameter in plain torch.
+// `b` errs less than plain torch's worst parameter, `a`, but 300 times as much
+// as plain torch's `b`.
 TEST(CheckRule, InBf16EachParameterIsJudgedByItself) {
   const ReferenceResult truth{2.0, {{"a", Pair(1, 1)}, {"b", Pair(1, 1)}}};
   ReferenceResult plain = truth, ours = truth;
@@ -61,8 +62,8 @@ TEST(CheckRule, InBf16EachParameterIsJudgedByItself) {
   EXPECT_TRUE(JudgeBf16(plain, plain, truth).ok);
 }
 
-// Noise falls to both sides; a factor does not.
-TEST(CheckRule, InBf16AScaleIsFoundUnderPlainTorchsNoise) {
+// Rounding errors have both signs, so they change no scale.
+TEST(CheckRule, InBf16AWrongScaleIsFoundBelowPlainTorchsNoise) {
   const ReferenceResult truth{2.0, {{"a", Pair(1, 1)}}};
   ReferenceResult plain = truth, ours = truth;
   plain.gradients["a"] = Pair(1.4, 0.6);
@@ -77,8 +78,7 @@ at::Tensor Four(double a, double b, double c, double d) {
   return at::tensor({a, b, c, d}, at::kDouble);
 }
 
-// The error is within the limits of norm and scale, but all of it is in one
-// place.
+// The error keeps the limits of norm and scale, but lies in two elements.
 TEST(CheckRule, InBf16TheLargestErrorIsJudgedToo) {
   const ReferenceResult truth{2.0, {{"a", Four(1, 1, 1, 1)}}};
   ReferenceResult plain = truth, ours = truth;
@@ -93,7 +93,7 @@ TEST(CheckRule, InBf16TheLargestErrorIsJudgedToo) {
   EXPECT_NEAR(report.plain_grad_max_rel_error, 0.4, 1e-12);
 }
 
-TEST(CheckRule, InBf16ALossMayBeOffByARoundingOrByPlainTorchs) {
+TEST(CheckRule, InBf16TheLossErrorIsLimitedByARoundingAndByPlainTorchsError) {
   const ReferenceResult truth{2.0, {{"a", Of(1)}}};
   ReferenceResult plain = truth, ours = truth;
   const auto fine = [&](double plains, double loss) {
@@ -127,14 +127,16 @@ TEST(CheckRule, InFp32LossAndGradientsHaveFixedLimits) {
   EXPECT_FALSE(fine(0, std::nan("")));
 }
 
-// K's bias without RoPE has only rounding errors on both sides.
-TEST(CheckRule, InBf16AGradientThatIsZeroHasNoScale) {
+// Without RoPE the gradient of K's bias is zero, so each kernel computes only
+// rounding errors.
+TEST(CheckRule, InBf16AZeroGradientIsNotJudgedByItsScale) {
   const ReferenceResult truth{
       2.0, {{"layers.0.w", Pair(1, 1)}, {"layers.0.k_bias", Pair(1e-17, 0)}}};
   ReferenceResult plain = truth, ours = truth;
   plain.gradients["layers.0.w"] = Pair(1.01, 0.99);
   plain.gradients["layers.0.k_bias"] = Pair(1e-4, 0);
-  ours.gradients["layers.0.k_bias"] = Pair(0, 2e-3);  // of another kernel
+  ours.gradients["layers.0.k_bias"] =
+      Pair(0, 2e-3);  // rounded by another kernel
   EXPECT_TRUE(JudgeBf16(ours, plain, truth).ok);
   ours.gradients["layers.0.k_bias"] = Pair(0, 2.5e-3);
   EXPECT_FALSE(JudgeBf16(ours, plain, truth).ok);
@@ -142,7 +144,7 @@ TEST(CheckRule, InBf16AGradientThatIsZeroHasNoScale) {
 
 class Oracle : public ::testing::TestWithParam<bool> {};
 
-TEST_P(Oracle, ItsGradientsAreTheSlopesOfItsLoss) {
+TEST_P(Oracle, GradientsAreTheSlopesOfTheLoss) {
   const bool llama = GetParam();
   stream::ModelShape config = llama ? stream::Llama({}) : stream::Gpt({});
   config.layers = 2;

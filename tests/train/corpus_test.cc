@@ -49,7 +49,7 @@ std::string LlmcHeader(uint32_t magic, uint32_t version, uint32_t tokens) {
   return header;
 }
 
-TEST_F(CorpusTest, AFileIsItsBytes) {
+TEST_F(CorpusTest, AFileYieldsItsBytesAsTokens) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
                               Corpus::Open({.path = Write("a.txt", "ab\xff")}));
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
@@ -75,7 +75,7 @@ TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
                        HasSubstr("no .idx beside it")));
 }
 
-TEST_F(CorpusTest, ANamedFileThatIsNoTextIsRefusedUnlessItsIdsAreTold) {
+TEST_F(CorpusTest, ABinaryFileIsRefusedUnlessItsTokenWidthIsGiven) {
   const std::string picture =
       Write("picture.png", std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16));
   EXPECT_THAT(Corpus::Open({.path = picture}).status(),
@@ -88,7 +88,7 @@ TEST_F(CorpusTest, ANamedFileThatIsNoTextIsRefusedUnlessItsIdsAreTold) {
   EXPECT_EQ(ids->tokens(), 8);
 }
 
-TEST_F(CorpusTest, AFolderIsItsTextFilesInSortedOrder) {
+TEST_F(CorpusTest, AFolderYieldsItsTextFilesInSortedOrder) {
   Write("d/b.txt", "B");
   Write("d/a/z.txt", "Z");
   Write("d/.hidden", "H");
@@ -100,7 +100,7 @@ TEST_F(CorpusTest, AFolderIsItsTextFilesInSortedOrder) {
 }
 
 // Guards against the error "got -1 of 1 bytes".
-TEST_F(CorpusTest, AFileThatCannotBeReadSaysWhatTheSystemSays) {
+TEST_F(CorpusTest, AReadErrorNamesTheFileAndTheReason) {
   const std::string first = Write("d/1", "a"), second = Write("d/2", "b");
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
                               Corpus::Open({.path = dir_.File("d")}));
@@ -135,7 +135,7 @@ TEST_F(CorpusTest, AReadMayCrossFiles) {
   EXPECT_THAT(corpus->Read(3, middle), StatusIs(absl::StatusCode::kOutOfRange));
 }
 
-TEST_F(CorpusTest, KnowsLlmcHeaders) {
+TEST_F(CorpusTest, ReadsLlmcHeaders) {
   const std::string half = Write(
       "h.bin", LlmcHeader(20240520, 1, 3) + Packed<uint16_t>({1, 50256, 7}));
   const std::string word = Write(
@@ -148,7 +148,7 @@ TEST_F(CorpusTest, KnowsLlmcHeaders) {
   EXPECT_THAT(All(*words), ElementsAre(128000, 5));
 }
 
-TEST_F(CorpusTest, KnowsMegatronIndexes) {
+TEST_F(CorpusTest, ReadsMegatronIndexes) {
   const std::string path = Write("m.bin", Packed<uint16_t>({9, 8, 300}));
   Write("m.idx", std::string("MMIDIDX\0\0\1\0\0\0\0\0\0\0\x08", 18));
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,
@@ -179,7 +179,7 @@ TEST_F(CorpusTest, RawIdsNeedTheirWidth) {
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3 bytes")));
 }
 
-TEST_F(CorpusTest, ACutLlmcFileIsRefused) {
+TEST_F(CorpusTest, ATruncatedLlmcFileIsRefused) {
   const std::string path =
       Write("cut.bin", LlmcHeader(20240520, 1, 100) + Packed<uint16_t>({1}));
   EXPECT_THAT(
@@ -198,7 +198,7 @@ TEST_F(CorpusTest, AnIdBeyondTheVocabularyIsNamed) {
                        AllOf(HasSubstr("999"), HasSubstr("500"))));
 }
 
-TEST_F(CorpusTest, NothingThereIsOneLine) {
+TEST_F(CorpusTest, AMissingOrEmptyPathAndATooSmallVocabularyAreRefused) {
   EXPECT_THAT(Corpus::Open({.path = "/no/such"}),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("/no/such")));
   std::filesystem::create_directory(dir_.File("e"));

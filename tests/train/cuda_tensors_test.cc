@@ -1,8 +1,7 @@
-// Tests the trainer's use of tensors on a GPU, on the fakes (tests/fake_cuda),
-// which end the process if the CPU touches a GPU's memory. It proves nothing
-// about a GPU. If NVIDIA's driver is found, the same tests run on that; then
-// they skip, with a message, what only the fake counts: waits and pageable
-// copies.
+// Tests the trainer's use of CUDA tensors on the fakes (tests/fake_cuda), which
+// end the process if the CPU touches a GPU's memory. This proves nothing about
+// a real GPU. If NVIDIA's driver is found, the tests run on it, without checks
+// of waits and pageable copies, which only the fake counts.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/cuda/CUDAStream.h>
@@ -49,7 +48,8 @@ using ::sluice::testing::TempDir;
 
 const at::Device kGpu(at::kCUDA, 0);
 constexpr Bytes kPinned = MiB(4);
-// All of the fake's GPU; on a real one torch's workspaces take some of it, too.
+// The whole memory of the fake GPU. On a real GPU, torch's workspaces are in
+// it, too.
 constexpr Bytes kHbm = MiB(64);
 
 template <typename T>
@@ -130,10 +130,10 @@ class OnCuda : public ::testing::Test {
   device::Stream compute_;
   std::unique_ptr<runtime::RegionAllocator> allocator_;
   std::unique_ptr<HostStage> stage_;
-  HostStage none_;  // of tensors of the CPU
+  HostStage none_;  // for tensors on the CPU
 };
 
-TEST_F(OnCuda, AStageTakesBytesThereAndBackWithoutPageableMemory) {
+TEST_F(OnCuda, AStageCopiesBytesBothWaysWithoutPageableMemory) {
   std::vector<int64_t> ids(10'001);
   std::iota(ids.begin(), ids.end(), 7);
   const long pageable = Pageable();
@@ -209,7 +209,7 @@ void ExpectSame(Training& one, Training& other) {
   }
 }
 
-TEST_F(OnCuda, TheWeightsOfASeedComeWithoutPageableMemory) {
+TEST_F(OnCuda, SeededWeightsAreTheCpusAndNeedNoPageableMemory) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const long pageable = Pageable();
     Training gpu(dtype, kGpu, *stage_);
@@ -219,7 +219,7 @@ TEST_F(OnCuda, TheWeightsOfASeedComeWithoutPageableMemory) {
   }
 }
 
-TEST_F(OnCuda, LossAndCountOfAStepAreOneWait) {
+TEST_F(OnCuda, LossAndCountOfAStepCostOneWait) {
   const std::vector<int64_t> labels = {3, runtime::kIgnoredLabel, 0, 7};
   const at::Tensor there = at::empty({4}, runtime::On(kGpu, at::kLong));
   ASSERT_THAT(stage_->Write(there, labels.data()), IsOk());
@@ -279,7 +279,7 @@ std::string Contents(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndReadsBackAsItWas) {
+TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndLoadsUnchanged) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     RunOptions options;
     options.model = kModel;

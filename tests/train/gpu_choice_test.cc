@@ -11,7 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// Returns GPUs of 100 MiB with these leased amounts.
+// Returns GPUs of 100 MiB each, with `leased` MiB in use.
 std::vector<client::GpuState> Node(const std::vector<int64_t>& leased) {
   std::vector<client::GpuState> gpus;
   for (const int64_t mib : leased) {
@@ -28,7 +28,7 @@ std::vector<int64_t> Gpus(const std::vector<GpuPlace>& places) {
   return gpus;
 }
 
-TEST(ChooseGpus, GpusThatMayNotBeUsedAreNoneOfTheNodes) {
+TEST(ChooseGpus, GpusThatMayNotBeUsedAreNotChosen) {
   auto gpus = Node({0, 0, 50, 0});
   gpus.erase(gpus.begin());
   EXPECT_THAT(Gpus(*ChooseGpus(gpus, {}, 3, true)), ElementsAre(1, 2, 3));
@@ -71,12 +71,12 @@ TEST(ChooseGpus, AsManyRanksAsGpusTakeThemInOrder) {
   EXPECT_EQ(places[1].ranks, 1);
 }
 
-TEST(ChooseGpus, RanksOfTorchrunDoNotLookAtWhatIsFree) {
+TEST(ChooseGpus, RanksOfTorchrunIgnoreFreeMemory) {
   EXPECT_THAT(Gpus(*ChooseGpus(Node({60, 20, 40}), {}, 2, false)),
               ElementsAre(0, 1));
 }
 
-TEST(ChooseGpus, NamedOnesAreTakenInTurn) {
+TEST(ChooseGpus, NamedGpusAreTakenInTurn) {
   const auto places = *ChooseGpus(Node({0, 0, 0}), {2, 0}, 3, true);
   EXPECT_THAT(Gpus(places), ElementsAre(2, 0, 2));
   EXPECT_EQ(places[0].ranks, 2);
@@ -89,7 +89,7 @@ TEST(ChooseGpus, MoreNamesThanRanksAreRefused) {
               HasSubstr("--gpu names 2 GPUs for 1 rank: name one, or one per"));
 }
 
-TEST(ChooseGpus, AGpuThatIsNotThereIsRefusedByNameAndLimit) {
+TEST(ChooseGpus, AnUnknownGpuIsRefusedAndTheNodesGpusAreNamed) {
   const auto two = ChooseGpus(Node({0, 0}), {5}, 1, true);
   EXPECT_EQ(ExitCode(two.status()), kExitBadInput);
   EXPECT_THAT(std::string(two.status().message()),

@@ -47,8 +47,8 @@ struct Case {
   }
 };
 
-// Seven parts of more than one unit each would need a model of gigabytes. So
-// here a part is a unit, and there are more parts than slots.
+// A part is one unit, because parts of more units need a model of gigabytes.
+// There are more parts than slots.
 StepCase StepOf(const Case& c, double speed) {
   const stream::ModelShape sizes{.layers = 6,
                                  .hidden = 32,
@@ -66,9 +66,9 @@ StepCase StepOf(const Case& c, double speed) {
           .out_speed = speed};
 }
 
-// The progress when forward requested a part of the model: the units with
-// enqueued copies in, and the units updated at that time and when forward
-// continued.
+// The optimizer's progress when forward requests `part`: `fetched` units have
+// enqueued copies in, and `before` units are updated. `after` are updated when
+// forward continues.
 struct Asked {
   int64_t part, fetched, before, after;
 };
@@ -85,7 +85,7 @@ class CountingEngine final : public client::ForwardingEngine {
   int64_t fetched = 0, updated = 0;
 };
 
-// Records an optimizer's progress when forward requests parts.
+// Records an optimizer's progress each time forward requests a part.
 class WatchedWeights final : public runtime::PendingWeights {
  public:
   WatchedWeights(AdamW* optimizer, const CountingEngine* copies)
@@ -113,10 +113,8 @@ class WatchedWeights final : public runtime::PendingWeights {
 
 // The results of one rank's steps, on the CPU.
 struct Outcome {
-  // Requests in the order of forward over all steps; and the units fetched when
-  // each step's backward ended.
-  std::vector<Asked> asked;
-  std::vector<int64_t> fetched;
+  std::vector<Asked> asked;      // in forward's order, over all steps
+  std::vector<int64_t> fetched;  // at the end of each step's backward
   std::vector<double> losses;
   at::Tensor weights;
   std::vector<at::Tensor> states;
@@ -158,7 +156,7 @@ class RankTraining {
   std::optional<FlatModel> weights_, gradients_;
   std::unique_ptr<client::CopyEngine> copies_, of_states_;
   std::unique_ptr<CarelessEngine> careless_;
-  const CountingEngine* counts_ = nullptr;  // with states in host memory
+  const CountingEngine* counts_ = nullptr;  // null if states are in HBM
   std::optional<AdamW> optimizer_;
   std::optional<WatchedWeights> watched_;
   std::unique_ptr<runtime::StreamContext> context_;
@@ -211,7 +209,7 @@ void RankTraining::Step(int64_t step, Outcome& outcome) {
   outcome.losses.push_back(done->loss_sum);
   const auto norm = optimizer_->ReduceGradients();
   ASSERT_THAT(norm, IsOk());
-  EXPECT_FALSE(*norm <= 0.5);  // it clips
+  EXPECT_FALSE(*norm <= 0.5);  // the gradients are clipped
   ASSERT_THAT(optimizer_->Update(step, *norm), IsOk());
 }
 
@@ -259,7 +257,6 @@ void RankTraining::Run(Outcome& outcome) {
   optimizer_.reset();
 }
 
-// Returns the outcome of each rank.
 std::vector<Outcome> Train(
     const Case& of, StatePlace place, double speed,
     const CarelessEngine::LeaveOut& leave_out = [](const auto&) {
@@ -290,7 +287,8 @@ class HostStatesOf : public ::testing::TestWithParam<Case> {};
 TEST_P(HostStatesOf, TrainsToTheSameBitsAsStatesInHbm) {
   const auto hbm = Train(GetParam(), StatePlace::kHbm, 0);
   for (const double speed : {0.0, 1e8}) {
-    if (runtime::OnCuda() && speed > 0) break;  // links are not throttled there
+    if (runtime::OnCuda() && speed > 0)
+      break;  // links have no speed limit there
     const auto host = Train(GetParam(), StatePlace::kHost, speed);
     ASSERT_EQ(hbm.size(), host.size());
     for (size_t r = 0; r < hbm.size(); ++r) {
@@ -309,11 +307,11 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HostStatesOf,
                                            Case{at::kBFloat16, 2},
                                            Case{at::kFloat, 4}));
 
-constexpr int64_t kParts = 8;  // units, too: of StepOf
+constexpr int64_t kParts = 8;  // of StepOf; each is one unit
 
-// The first units are fetched during backward, and forward waits only for its
-// next part: each part is in flight for as many parts as the ring has slots.
-TEST(HostStates, CopiesAreUnderBackwardAndUnderForwardOfEarlierParts) {
+// Backward fetches as many units as the ring has slots. Forward waits only for
+// its next part, and so many units stay in flight.
+TEST(HostStates, CopiesRunDuringBackwardAndForwardOfEarlierParts) {
   const auto ranks = Train({at::kBFloat16, 1}, StatePlace::kHost, 2e7);
   const Outcome& outcome = ranks[0];
   ASSERT_EQ(outcome.fetched.size(), size_t(kSteps));
@@ -332,7 +330,7 @@ TEST(HostStates, CopiesAreUnderBackwardAndUnderForwardOfEarlierParts) {
 
 // Units that have arrived are updated between pieces of compute, so that their
 // slots are free before forward requests the part.
-TEST(HostStates, UnitsThatHaveArrivedAreUpdatedUnderForward) {
+TEST(HostStates, ArrivedUnitsAreUpdatedDuringForward) {
   if (runtime::OnCuda() || PoisonsBuffers()) {
     GTEST_SKIP() << "copies arrive when they like";
   }
@@ -346,9 +344,9 @@ TEST(HostStates, UnitsThatHaveArrivedAreUpdatedUnderForward) {
   }
 }
 
-// Removes each wait of the ring; on the fakes all removals are found as races.
-// If the calling thread computes, copies out have nothing to wait for, and the
-// old content of a slot shows that compute did not wait.
+// Removes each wait of the ring. The fakes report each removal as a race. On
+// sim the calling thread computes, so copies out wait for nothing, and
+// different results show that compute did not wait for copies in.
 TEST(HostStates, EachWaitThatIsLeftOutIsFound) {
   const Case of{at::kBFloat16, 1};
   const auto whole = Train(of, StatePlace::kHbm, 0);

@@ -39,15 +39,16 @@ std::unique_ptr<Child> LaunchScript(int ranks, const std::string& script,
 
 bool Exists(const std::string& path) { return access(path.c_str(), R_OK) == 0; }
 
-// Waits until both ranks have made their file: "up" once their traps are set.
+// Waits until both ranks have created `file`. They create "up" once their traps
+// are set.
 void AwaitRanks(const TempDir& dir, const std::string& file = "up") {
   while (!Exists(dir.File(file + "0")) || !Exists(dir.File(file + "1"))) {
     absl::SleepFor(absl::Milliseconds(10));
   }
 }
 
-// Launches two ranks that save and end on `signal`, and print whether it
-// stopped them.
+// Launches two ranks that save and end on `signal`, and write `interrupted`
+// into their results.
 std::unique_ptr<Child> LaunchStoppable(const TempDir& dir,
                                        const std::string& signal,
                                        const std::string& interrupted) {
@@ -70,7 +71,7 @@ pid_t RunScript(
   return *pid;
 }
 
-TEST(Process, IsAwaitedAsLongAsItMayTake) {
+TEST(Process, IsAwaitedUntilItsEndOrTheLimit) {
   const pid_t slow = RunScript("sleep 0.5; exit 3");
   EXPECT_EQ(WaitFor(slow, absl::Milliseconds(1)), std::nullopt);
   const auto ended = WaitFor(slow, absl::Seconds(60));
@@ -78,7 +79,7 @@ TEST(Process, IsAwaitedAsLongAsItMayTake) {
   EXPECT_EQ(DescribeWaitStatus(*ended), "exit status 3");
 }
 
-TEST(Process, IsKilledWhereItDoesNotEnd) {
+TEST(Process, IsKilledIfItIgnoresSigterm) {
   const TempDir dir;
   const pid_t deaf =
       RunScript("trap '' TERM; touch " + dir.path() + "/up0 " + dir.path() +
@@ -92,7 +93,7 @@ TEST(Process, IsKilledWhereItDoesNotEnd) {
   EXPECT_EQ(kill(deaf, 0), -1) << "it is reaped";
 }
 
-TEST(Process, WhatIsAddedReplacesNoOtherVariable) {
+TEST(Process, AnAddedVariableReplacesOnlyItsNamesake) {
   setenv("SLUICE_A", "1", 1);
   setenv("SLUICE_AB", "2", 1);
   const pid_t child = RunScript(
@@ -147,9 +148,9 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
   EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
 }
 
-// Guards against blaming a rank that the launcher itself ended, because all
-// others report that they lost a peer.
-TEST(Launcher, ARankThatIsToldToEndIsNotTheCause) {
+// Guards against blaming a rank that the launcher ended when all others report
+// a lost peer.
+TEST(Launcher, ARankThatTheLauncherEndsIsNotTheCause) {
   const auto launcher = LaunchScript(2, R"(
     test $RANK = 1 || exec sleep 30
     echo '{"exit":1,"message":"lost","caused_by_peer":true}' \
@@ -178,7 +179,7 @@ TEST(Launcher, CtrlCIsForwardedAndTheRanksMaySave) {
   EXPECT_TRUE(Exists(dir.File("saved1")));
 }
 
-TEST(Launcher, ARunThatWasDoneWhenTheSignalCameIsNotInterrupted) {
+TEST(Launcher, ARunThatIsDoneWhenTheSignalComesIsNotInterrupted) {
   const TempDir dir;
   const auto launcher = LaunchStoppable(dir, "INT", "false");
   launcher->Kill(SIGINT);
@@ -186,7 +187,7 @@ TEST(Launcher, ARunThatWasDoneWhenTheSignalCameIsNotInterrupted) {
   EXPECT_TRUE(Exists(dir.File("saved0")));
 }
 
-TEST(Launcher, AClosedTerminalEndsTheRunInOrderHoweverOftenItIsTold) {
+TEST(Launcher, RepeatedHangupsEndTheRunInOrder) {
   const TempDir dir;
   const auto launcher = LaunchStoppable(dir, "HUP", "true");
   launcher->Kill(SIGHUP);

@@ -17,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // The embedding has more elements than are checked at once.
-TEST(FirstNonFinite, IsNamedWithItsElementInItsParameter) {
+TEST(FirstNonFinite, IsNamedByParameterAndElement) {
   const stream::ModelShape shape = stream::Llama({.layers = 1,
                                                   .hidden = 16,
                                                   .heads = 2,
@@ -86,7 +86,7 @@ TEST(Explain, AdvisesOnlyWhatFitsTheRun) {
   EXPECT_THAT(text(), Not(HasSubstr("--resume")));
   options.save = "runs/a";
   EXPECT_THAT(text(), HasSubstr("--resume runs/a"));
-  // The weight was in the checkpoint.
+  // A weight that is not finite at the first step was in the checkpoint.
   what.weight = "norm (element 1)";
   what.first_step = 22;
   EXPECT_THAT(text(), HasSubstr("--lr"));

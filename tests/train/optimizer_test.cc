@@ -112,7 +112,7 @@ TEST(AdamW, FollowsThePaperWithClippingAndDecay) {
 }
 
 // bf16 weights alone would lose updates below half a unit in the last place.
-TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
+TEST(AdamW, Bf16WeightsFollowTheirFp32Master) {
   const stream::ModelShape config = SmallLlama();
   FlatModel weights(config, at::kBFloat16, at::kCPU),
       gradients(config, at::kFloat, at::kCPU);
@@ -128,11 +128,11 @@ TEST(AdamW, Bf16WeightsMoveByTheirFp32Master) {
   EXPECT_NEAR(weights.flat()[0].item<float>(), 0.99, 4e-3);
 }
 
-// Rank 1 of several, which records calls. Its collectives change nothing.
+// Rank 1 of `ranks`. Records the calls; its collectives change nothing.
 class Recorder final : public runtime::Collectives {
  public:
   explicit Recorder(int ranks) : ranks_(ranks) {}
-  std::string calls;  // "s": BeginSumScatter, and so on
+  std::string calls;  // one letter per call, see Note
 
   int rank() const override { return 1; }
   int world_size() const override { return ranks_; }
@@ -165,7 +165,7 @@ class Recorder final : public runtime::Collectives {
   const int ranks_;
 };
 
-TEST(AdamW, HasTheCollectivesOfTheFormula) {
+TEST(AdamW, CallsAsManyCollectivesAsTheFormulaSays) {
   for (const int ranks : {2, 3, 8}) {
     for (const stream::ModelShape& shape : {SmallGpt(), SmallLlama()}) {
       Recorder recorder(ranks);
@@ -183,8 +183,8 @@ TEST(AdamW, HasTheCollectivesOfTheFormula) {
   }
 }
 
-// Parts of even rounds: embedding, two layers, head.
-TEST(AdamW, ReducesUnderBackwardAndGathersUnderForward) {
+// The parts are the embedding, two layers and the head. Each is one even round.
+TEST(AdamW, ReducesDuringBackwardAndGathersDuringForward) {
   const stream::ModelShape shape = stream::Llama({.layers = 2,
                                                   .hidden = 64,
                                                   .heads = 4,
@@ -197,7 +197,7 @@ TEST(AdamW, ReducesUnderBackwardAndGathersUnderForward) {
   AdamW adamw({}, &weights, &gradients, &recorder);
   const auto take = [&] { return std::exchange(recorder.calls, ""); };
   ASSERT_THAT(adamw.PartIsDone(3), IsOk());
-  EXPECT_EQ(take(), "");  // another sequence adds to the gradients
+  EXPECT_EQ(take(), "");  // a later sequence still adds
   adamw.BeginLastSequence();
   for (const int part : {3, 2, 1, 0}) {
     ASSERT_THAT(adamw.PartIsDone(part), IsOk());
@@ -207,7 +207,7 @@ TEST(AdamW, ReducesUnderBackwardAndGathersUnderForward) {
   EXPECT_EQ(take(), ".n");
   ASSERT_THAT(adamw.Update(0, norm), IsOk());
   EXPECT_EQ(take(), "");
-  // Each part is gathered, and the next one while forward computes.
+  // While forward computes on a part, the next part is gathered.
   const std::vector<std::string> expected = {"g.g", ".g", ".g", "."};
   for (int64_t part = 0; part < std::ssize(expected); ++part) {
     ASSERT_THAT(adamw.AwaitPart(part), IsOk());

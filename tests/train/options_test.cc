@@ -59,7 +59,7 @@ TEST(CommandLine, AJobsLabelHasUpTo64Characters) {
   }
 }
 
-TEST(CommandLine, TakesAKernelWhereItCanCompute) {
+TEST(CommandLine, AcceptsAKernelWhereItCanCompute) {
   EXPECT_EQ(ParseCommandLine(Split("train"))->options.attention,
             AttentionKernel::kAuto);
   for (const auto& [line, kernel] :
@@ -75,7 +75,7 @@ TEST(CommandLine, TakesAKernelWhereItCanCompute) {
   }
 }
 
-// With --chunk all runs are the same; without it everything is measured.
+// --chunk fixes the prefetch, so that all runs with it are equal.
 TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
   SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
                               ParseCommandLine(Split("train")));
@@ -86,7 +86,7 @@ TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
                               ParseCommandLine(Split("train --chunk 1K")));
   EXPECT_EQ(parsed.options.chunk, 1024);
   EXPECT_EQ(parsed.options.prefetch, 2);
-  EXPECT_FALSE(parsed.options.order.has_value());  // by bytes, by the ranks
+  EXPECT_FALSE(parsed.options.order.has_value());  // the ranks choose it
   SLUICE_ASSERT_OK_AND_ASSIGN(
       parsed, ParseCommandLine(Split("check --backward-order queries")));
   EXPECT_EQ(parsed.options.chunk, 512);
@@ -94,14 +94,14 @@ TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
 }
 
 // Scripts may pass --rerun "$X" with an unset X.
-TEST(CommandLine, AnEmptyRerunIsNotGiven) {
+TEST(CommandLine, AnEmptyRerunCountsAsNotGiven) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand parsed,
                               ParseCommandLine({"train", "--rerun", ""}));
   EXPECT_FALSE(parsed.options.rerun.has_value());
 }
 
 // Guards against sizes that only sluicectl plan train accepts.
-TEST(CommandLine, TakesTheSizesAndNamesOfTheOtherPrograms) {
+TEST(CommandLine, AcceptsTheSizesAndNamesOfTheOtherPrograms) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ParsedCommand parsed,
       ParseCommandLine(
@@ -136,8 +136,6 @@ TEST(CommandLine, DeviceSaysWhatTheDaemonsGpusMustBe) {
               ::testing::HasSubstr("simulated GPUs only"));
 }
 
-// Includes all causes with an exit status of their own, wherever they are
-// listed.
 TEST(CommandLine, HelpHasEveryExitStatus) {
   for (const char* command : {"", "train "}) {
     ::testing::internal::CaptureStdout();
@@ -200,8 +198,8 @@ TEST(CommandLine, ReadsFractionsByClass) {
   EXPECT_EQ(f.at("norm1"), (stream::ClassFractions{1, 0}));
 }
 
-// Guards against refusing or dropping fractions of classes that are not free.
-TEST(CommandLine, TakesFractionsOfEveryClass) {
+// Guards against refusing or dropping the fractions of some classes.
+TEST(CommandLine, AcceptsFractionsOfEveryClass) {
   for (const stream::ClassTraits& c : stream::kClasses) {
     const std::string flags =
         fmt::format("train --fractions {}=keep:1", c.name);
@@ -223,7 +221,7 @@ struct BadLine {
 
 class BadLines : public ::testing::TestWithParam<BadLine> {};
 
-TEST_P(BadLines, AreOneClearLine) {
+TEST_P(BadLines, AreRefusedInOneLine) {
   const auto parsed = ParseCommandLine(Split(GetParam().line));
   EXPECT_EQ(ExitCode(parsed.status()), kExitBadInput);
   EXPECT_THAT(std::string(parsed.status().message()),
@@ -332,7 +330,7 @@ TEST(PrivateConfig, NamesALinkForEachGpu) {
                             HasSubstr("gpu_memory = \"36MiB\"")));
 }
 
-TEST(CommandLine, WatchdogAndGpuAreSecondsAndNumbers) {
+TEST(CommandLine, WatchdogFlagsTakeSecondsAndGpuTakesNumbers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ParsedCommand parsed,
       ParseCommandLine(
@@ -353,9 +351,8 @@ TEST(CommandLine, WatchdogAndGpuAreSecondsAndNumbers) {
   }
 }
 
-// The rings of a streamed step depend on its chunks, not on the sequence
-// length.
-TEST(Advice, AShorterSequenceIsNamedOnlyWhereItHelps) {
+// A streamed step's rings depend on its chunks, not on the sequence length.
+TEST(Advice, AShorterSequenceIsAdvisedOnlyWhereItHelps) {
   const auto advice = [](Shortage shortage, std::optional<Method> method) {
     return std::string(WithAdvice(ShortOf(shortage, "x"), method).message());
   };
@@ -386,7 +383,7 @@ TEST(Outcome, AMissingDaemonIsBadInputUnlessAResourceRanOut) {
   EXPECT_EQ(AsBadInput(other), other);
 }
 
-TEST(Outcome, WhatRanOutDecidesBeforeTheCode) {
+TEST(Outcome, AShortageDecidesTheExitStatusBeforeTheStatusCode) {
   for (const auto& [shortage, code] :
        {std::pair{Shortage::kNone, kExitBadInput},
         {Shortage::kGpuMemory, kExitDoesNotFit},

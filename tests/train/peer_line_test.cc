@@ -26,7 +26,7 @@ class News {
   bool Waits(std::chrono::milliseconds limit) {
     return future_.wait_for(limit) == std::future_status::timeout;
   }
-  // Returns the news; "nothing" after a minute.
+  // Returns the news, or "nothing" after a minute.
   std::string Get() {
     return Waits(std::chrono::seconds(60)) ? "nothing" : future_.get();
   }
@@ -57,19 +57,19 @@ class PeerLineTest : public ::testing::Test {
   std::vector<std::unique_ptr<PeerLine>> lines_;
 };
 
-TEST_F(PeerLineTest, ADeathIsToldToAllOthers) {
+TEST_F(PeerLineTest, ADeathIsReportedToAllOtherRanks) {
   EXPECT_TRUE(AllWait());
   Die(2);
   for (const int rank : {0, 1, 3}) EXPECT_EQ(news_[rank].Get(), "rank 2");
 }
 
-TEST_F(PeerLineTest, Rank0sDeathIsSeenByAllOthers) {
+TEST_F(PeerLineTest, Rank0sDeathIsSeenByAllOtherRanks) {
   Die(0);
   for (const int rank : {1, 2, 3}) EXPECT_EQ(news_[rank].Get(), "rank 0");
 }
 
-// A rank on the dead rank's node can so pass on its daemon's words to all.
-TEST_F(PeerLineTest, TheWordsOfARankComeBeforeTheClosedConnection) {
+// So a rank on the dead rank's node can pass its daemon's message to all ranks.
+TEST_F(PeerLineTest, ARanksMessageComesBeforeTheClosedConnection) {
   Die(2);
   lines_[1]->Tell("rank 2 of job demo: killed by signal 9");
   for (const int rank : {0, 3}) {
@@ -78,14 +78,14 @@ TEST_F(PeerLineTest, TheWordsOfARankComeBeforeTheClosedConnection) {
   EXPECT_TRUE(news_[1].Waits(std::chrono::milliseconds(0)));
 }
 
-TEST_F(PeerLineTest, Rank0TellsOfItsOwnFailure) {
+TEST_F(PeerLineTest, Rank0ReportsItsOwnFailure) {
   ASSERT_TRUE(AllWait());  // all are connected
   lines_[0]->Tell("rank 0 (shard 3\nis truncated)");
   Die(0);
   EXPECT_EQ(news_[3].Get(), "rank 0 (shard 3");
 }
 
-TEST_F(PeerLineTest, AnEndThatIsToldIsNoDeath) {
+TEST_F(PeerLineTest, AnAnnouncedEndIsNoDeath) {
   lines_[3]->End();
   Die(3);
   EXPECT_TRUE(AllWait());
@@ -95,7 +95,7 @@ TEST_F(PeerLineTest, AnEndThatIsToldIsNoDeath) {
   EXPECT_TRUE(AllWait());
 }
 
-TEST_F(PeerLineTest, StrangersAreNoRanks) {
+TEST_F(PeerLineTest, OtherConnectionsCountAsNoRanks) {
   for (const std::string& says :
        {std::string("1 2\n"), std::string("died rank 1\n"), std::string("")}) {
     const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Kind = client::SessionEvent::Kind;
 
-// A session that sends the events of a test, and gets no requests.
+// A session that sends the events of a test, and aborts on requests.
 class FakeSession final : public client::Session {
  public:
   void Tell(Kind kind, const std::string& detail) {
@@ -69,7 +69,7 @@ class PeerWatchTest : public ::testing::Test {
   PeerWatch watch_;
 };
 
-TEST_F(PeerWatchTest, APeersDeathAbortsAtOnceAndOnceWithItsReason) {
+TEST_F(PeerWatchTest, APeersDeathAbortsOnceAndNamesThePeer) {
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   session_.Tell(Kind::kPeerDied, "rank 2 of job demo");
   EXPECT_THAT(aborts_, ElementsAre("rank 0 of job demo"));
@@ -77,14 +77,14 @@ TEST_F(PeerWatchTest, APeersDeathAbortsAtOnceAndOnceWithItsReason) {
             "rank 0 of job demo ended; this rank ends too");
 }
 
-TEST_F(PeerWatchTest, ADeathOnAnotherNodeAbortsAsOneOnThisNode) {
+TEST_F(PeerWatchTest, ADeathOnAnotherNodeAbortsLikeADeathOnThisNode) {
   watch_.PeerDied("rank 2");
   session_.Tell(Kind::kPeerDied, "rank 0 of job demo");
   EXPECT_THAT(aborts_, ElementsAre("rank 2"));
   EXPECT_EQ(watch_.why().message(), "rank 2 ended; this rank ends too");
 }
 
-// A collective fails before its reason is known.
+// A collective fails before the rank learns of the death.
 TEST_F(PeerWatchTest, ALostCollectiveWaitsForTheNewsOfADeath) {
   std::thread news([this] {
     absl::SleepFor(absl::Milliseconds(100));
@@ -114,7 +114,7 @@ TEST_F(PeerWatchTest, APeersNormalEndAbortsNothing) {
   EXPECT_THAT(aborts_, IsEmpty());
 }
 
-TEST_F(PeerWatchTest, AnEvictionStopsNothingThatIsDone) {
+TEST_F(PeerWatchTest, AnEvictionAfterTheEndStopsNothing) {
   watch_.Disarm();
   session_.Tell(Kind::kEvicted, "by an administrator");
   EXPECT_EQ(evictions_, 0);
@@ -127,8 +127,8 @@ TEST_F(PeerWatchTest, ASecondAttachReplacesTheFirst) {
   EXPECT_TRUE(IsCausedByPeer(watch_.why()));
 }
 
-// Guards against a rank that failed by itself but counts as a victim of the
-// peer that ended because of it.
+// Guards against calling a rank a victim of its peer if the rank failed first,
+// and the peer ended because of that.
 TEST_F(PeerWatchTest, ADeathExplainsOnlyTheErrorsThatItCaused) {
   const absl::Status own = absl::DataLossError("shard 3 is truncated");
   const absl::Status lost =

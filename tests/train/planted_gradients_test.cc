@@ -1,6 +1,6 @@
-// Tests that the oracles of `check` find a gradient that is 5 % too large, and
-// one that lacks 5 % of its rows, in any tensor: in fp32, and also in bf16,
-// where rounding alone is that large.
+// Tests that the rules of `check` find, in every tensor, a gradient that is 5 %
+// too large and a gradient without 5 % of its rows: in fp32, and in bf16, where
+// rounding errors are that large.
 #include <ATen/TensorOperators.h>
 #include <gmock/gmock.h>
 
@@ -84,8 +84,8 @@ class Checked {
   }
   const ReferenceResult& ours() const { return ours_; }
 
-  // Returns the tensors in which `plant` is not found, except k's bias (its
-  // gradient is only rounding errors).
+  // Returns the tensors in which `plant` is not found. Skips k's bias: its
+  // gradient is only rounding errors.
   std::vector<std::string> Missed(
       const std::function<at::Tensor(const at::Tensor&)>& plant) const {
     std::vector<std::string> missed;

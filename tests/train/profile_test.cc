@@ -28,10 +28,11 @@ TEST(Profile, MeasuresANodeThatTheCostModelReads) {
   EXPECT_GT(hardware.host_link_bytes_per_s, 0.02e9);
   EXPECT_LT(hardware.host_link_bytes_per_s, 2.2e9);
   EXPECT_EQ(hardware.memory_bytes, 256.0 * (1 << 20));
-  // For a model's heads, and for narrow ones.
+  // Attention is measured for heads of 128 and of 64.
   EXPECT_EQ(hardware.attention_head_dim, 128);
   EXPECT_GT(hardware.narrow_forward_efficiency, 0);
-  // A backward's rate is near its forward's: the time is of 2.5 times the work.
+  // Backward's rate is near forward's: it takes 2.5 times as long for 2.5 times
+  // the work.
   EXPECT_GT(hardware.narrow_backward_efficiency,
             hardware.narrow_forward_efficiency / 3);
   // On a CPU all products are in fp32.
@@ -52,7 +53,7 @@ TEST(Profile, MeasuresOneGpuByItself) {
   EXPECT_GT(hardware.host_link_bytes_per_s, 0);
 }
 
-TEST(Profile, RefusesWhatItCannotDoInOneLine) {
+TEST(Profile, RefusesABadFlagInOneLine) {
   const ChildResult result =
       Child::Spawn({BinaryPath("sluice-train"), "profile", "--ranks", "0"}, {})
           ->Join();

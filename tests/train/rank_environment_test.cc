@@ -57,7 +57,7 @@ const Map kTorchrun = {{"RANK", "5"},
                        {"MASTER_ADDR", "node7"},
                        {"MASTER_PORT", "29501"}};
 
-TEST(RankEnvironment, TorchrunsIsTakenAsItIs) {
+TEST(RankEnvironment, TorchrunsVariablesAreUsedAsTheyAre) {
   EXPECT_TRUE(IsRank(Of(kTorchrun)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const RankEnvironment e,
                               ReadRankEnvironment(Of(kTorchrun)));
@@ -110,14 +110,14 @@ TEST(RankEnvironment, RanksOfANodeShareItsNumberHoweverTheyArePlaced) {
             first);
 }
 
-TEST(RankEnvironment, ALauncherRunsInABatchScriptAndAsASingleTask) {
-  // sbatch -n 8: its script has the allocation's variables, but is no step.
+TEST(RankEnvironment, ABatchScriptAndASingleTaskAreNoRanks) {
+  // The script of `sbatch -n 8` has the allocation's variables, but is no step.
   EXPECT_FALSE(IsRank(Of({{"SLURM_NTASKS", "8"}, {"SLURM_PROCID", "0"}})));
   EXPECT_FALSE(IsRank(Of(With(kSrun, {{"SLURM_STEP_NUM_TASKS", "1"}}))));
   EXPECT_FALSE(IsRank(Of({})));
 }
 
-TEST(RankEnvironment, OurLaunchersRankInsideAnSrunTaskIsOurs) {
+TEST(RankEnvironment, OurLaunchersVariablesWinInsideAnSrunTask) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const RankEnvironment e,
       ReadRankEnvironment(Of(With(kSrun, {{"RANK", "0"},
@@ -127,7 +127,7 @@ TEST(RankEnvironment, OurLaunchersRankInsideAnSrunTaskIsOurs) {
   EXPECT_EQ(e.world_size, 2);
 }
 
-TEST(RankEnvironment, SrunWithoutAMeetingPointIsToldWhatToExport) {
+TEST(RankEnvironment, SrunWithoutAMasterAddressIsRefusedWithWhatToExport) {
   EXPECT_THAT(Refusal(Without(kSrun, "MASTER_ADDR")),
               AllOf(HasSubstr("srun started 7 tasks"),
                     HasSubstr("export MASTER_ADDR=")));
@@ -157,7 +157,7 @@ TEST(RankEnvironment, TheLocalSizeIsNotGuessedAcrossNodes) {
   EXPECT_EQ(e.local_rank, 1);
 }
 
-TEST(RankEnvironment, NumbersAreChecked) {
+TEST(RankEnvironment, ImpossibleNumbersAreRefused) {
   const Map two = {{"RANK", "2"}, {"WORLD_SIZE", "2"}};
   EXPECT_THAT(Refusal(two), HasSubstr("rank 2 of 2"));
   EXPECT_THAT(Refusal(With(two, {{"WORLD_SIZE", "x"}})),

@@ -1,6 +1,5 @@
-// Tests what a rank's watch prints about a request to stop, and what it costs.
-// The request belongs to the process and stays, so there is only one test of
-// it.
+// Tests what a rank's watch prints about a request to stop, and its CPU time. A
+// request stays until the process ends, so only one test makes it.
 #include "client/train/watch/rank_watch.h"
 
 #include <gmock/gmock.h>
@@ -15,8 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Guards against a run that ends before the watch's thread has printed why
-// (seen on a busy CI machine).
+// Guards against a run that ends before the watch's thread has printed why.
 TEST(RankWatch, ARequestedStopIsPrintedBeforeTheRunEnds) {
   ::testing::internal::CaptureStderr();
   auto watch = std::make_unique<RankWatch>(RankWatch::Options{
@@ -29,7 +27,7 @@ TEST(RankWatch, ARequestedStopIsPrintedBeforeTheRunEnds) {
               HasSubstr("ending after step 7, then saving to out/run"));
 }
 
-TEST(RankWatch, ItsThreadSleepsBetweenItsChecks) {
+TEST(RankWatch, TheWatchSleepsBetweenItsChecks) {
   const RankWatch watch({});
   const std::clock_t before = std::clock();
   absl::SleepFor(absl::Seconds(1));

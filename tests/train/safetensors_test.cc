@@ -62,7 +62,7 @@ TEST_F(SafetensorsTest, ReadsBackWhatItWrote) {
   EXPECT_EQ(byte, 6);
 }
 
-TEST_F(SafetensorsTest, ATensorOfNoElementsIsRead) {
+TEST_F(SafetensorsTest, ATensorWithoutElementsIsRead) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       auto reader,
       SafetensorsReader::Open(
@@ -73,7 +73,7 @@ TEST_F(SafetensorsTest, ATensorOfNoElementsIsRead) {
 }
 
 // Checks the bytes on which other readers of the format rely.
-TEST_F(SafetensorsTest, TheLayoutIsTheFormats) {
+TEST_F(SafetensorsTest, TheFileHasTheFormatsLayout) {
   std::ifstream in(WriteTwo(), std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();
@@ -88,7 +88,7 @@ TEST_F(SafetensorsTest, TheLayoutIsTheFormats) {
                     HasSubstr(R"("data_offsets":[16,22])")));
 }
 
-TEST_F(SafetensorsTest, AWrongShapeSaysBoth) {
+TEST_F(SafetensorsTest, AWrongShapeErrorNamesBothShapes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto reader, SafetensorsReader::Open(WriteTwo()));
   EXPECT_THAT(reader->Expect({"a", TensorType::kF32, {4}}),
               StatusIs(absl::StatusCode::kInvalidArgument,
@@ -112,7 +112,7 @@ TEST_F(SafetensorsTest, MissingBytesAreFoundAtClose) {
   EXPECT_THAT(writer->Close(), StatusIs(absl::StatusCode::kInternal));
 }
 
-TEST_F(SafetensorsTest, ACutFileIsRefused) {
+TEST_F(SafetensorsTest, ATruncatedFileIsRefused) {
   const std::string path = WriteTwo();
   const auto whole = std::filesystem::file_size(path);
   for (const uintmax_t size :
@@ -124,7 +124,7 @@ TEST_F(SafetensorsTest, ACutFileIsRefused) {
   }
 }
 
-TEST_F(SafetensorsTest, ALyingHeaderIsRefused) {
+TEST_F(SafetensorsTest, AnInconsistentHeaderIsRefused) {
   const std::string data(16, 'x');
   for (const char* header :
        {"[]", "not json", R"({"a":7})",

@@ -35,7 +35,7 @@ void WriteTensors(const std::string& path) {
   SLUICE_CHECK_OK((*writer)->Close());
 }
 
-// Writes the files of a checkpoint that matter for finding it.
+// Writes the files that make a checkpoint whole.
 void Fill(const std::string& checkpoint, int64_t step, const RunIdentity& run) {
   fs::create_directories(checkpoint);
   WriteTensors(WeightsFile(checkpoint));
@@ -82,13 +82,13 @@ TEST_F(SaveFolderTest, JobsThatShareANewParentDoNotDisturbEachOther) {
   }
 }
 
-TEST_F(SaveFolderTest, TryingAFolderLeavesNothing) {
+TEST_F(SaveFolderTest, CheckingAFolderLeavesNothing) {
   ASSERT_THAT(CheckSaveFolder(dir_.File("a/b/c")), IsOk());
   EXPECT_FALSE(fs::exists(dir_.File("a")));
   EXPECT_TRUE(fs::is_empty(dir_.File("")));
 }
 
-TEST_F(SaveFolderTest, AFolderThatNobodyCanMakeIsRefused) {
+TEST_F(SaveFolderTest, AFolderThatCannotBeMadeIsRefused) {
   EXPECT_THAT(CheckSaveFolder("/proc/self/save"), StatusIs(kBad));
 }
 
@@ -126,7 +126,7 @@ TEST(PlanKey, HoldsTheSettingsThatItWasMadeFrom) {
   EXPECT_TRUE(SettingsOf(KeyOf(options))->resident);
 }
 
-TEST(PlanKey, WithImpossibleSettingsHoldsNone) {
+TEST(PlanKey, HoldsNoImpossibleSettings) {
   const auto told = [](int64_t chunk, int prefetch, int64_t rerun,
                        int64_t rerun_layers) {
     RunOptions options;
@@ -190,12 +190,12 @@ TEST_F(SaveFolderTest, OneProcessAtATimeSavesIntoAFolder) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto first, Claim());
   EXPECT_THAT(Claim(), StatusIs(kBad, HasSubstr("saving into it now")));
   first.reset();
-  // The folder that it made in vain is removed.
+  // The claim removes the folder that it made, because nothing was saved.
   EXPECT_FALSE(fs::exists(folder()));
   EXPECT_THAT(Claim(), IsOk());
 }
 
-TEST_F(SaveFolderTest, AnotherRunsCheckpointsAreNotOurs) {
+TEST_F(SaveFolderTest, AFolderWithAnotherRunsCheckpointIsRefused) {
   Fill(folder() + "/checkpoint-3", 3, kOther);
   EXPECT_THAT(Claim(), StatusIs(kBad, AllOf(HasSubstr("run " + kOther.run),
                                             HasSubstr("--resume"))));
@@ -214,7 +214,7 @@ TEST_F(SaveFolderTest, ARunDoesNotSaveIntoAFolderWithLaterSteps) {
   EXPECT_THAT(Claim(&from), IsOk());
 }
 
-TEST_F(SaveFolderTest, WhatADeadProcessLeftIsTakenUp) {
+TEST_F(SaveFolderTest, FilesOfADeadProcessAreRestoredOrRemoved) {
   Fill(folder() + "/checkpoint-3.old", 3, kOwn);
   Fill(folder() + "/checkpoint-6.old", 6, kOwn);
   Fill(folder() + "/checkpoint-6", 6, kOwn);
@@ -222,19 +222,19 @@ TEST_F(SaveFolderTest, WhatADeadProcessLeftIsTakenUp) {
   StateFile from;
   from.step = 6;
   ASSERT_THAT(Claim(&from), IsOk());
-  // It died after it had moved 3 away, and before it put the new one in its
-  // place.
+  // The process died after it had moved checkpoint-3 away, and before it put
+  // the new checkpoint in its place.
   EXPECT_THAT(StepsIn(folder()), ElementsAre(6, 3));
   EXPECT_FALSE(fs::exists(folder() + "/checkpoint-6.old"));
   EXPECT_FALSE(fs::exists(folder() + "/checkpoint-9.tmp"));
 }
 
-TEST_F(SaveFolderTest, RotationKeepsTheNewestWholeOnes) {
+TEST_F(SaveFolderTest, RotationKeepsTheNewestWholeCheckpoints) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto save, Claim());
   for (const int64_t step : {3, 6, 9, 12}) {
     ASSERT_THAT(Save(*save, step), IsOk());
   }
-  // The incomplete one does not count as resumable.
+  // checkpoint-9 is incomplete now, so Rotate does not count it.
   fs::remove(WeightsFile(folder() + "/checkpoint-9"));
   save->Rotate(2);
   EXPECT_THAT(StepsIn(folder()), ElementsAre(12, 6));
@@ -244,7 +244,7 @@ TEST_F(SaveFolderTest, RotationKeepsTheNewestWholeOnes) {
   EXPECT_THAT(StepsIn(folder()), ElementsAre(12));
 }
 
-TEST_F(SaveFolderTest, RotationLeavesWhatIsResumedUntilANewerOneIsWhole) {
+TEST_F(SaveFolderTest, RotationKeepsTheResumedCheckpointUntilANewerIsWhole) {
   Fill(folder() + "/checkpoint-3", 3, kOwn);
   StateFile from;
   from.step = 3;
@@ -266,7 +266,7 @@ TEST_F(SaveFolderTest, TheSameStepIsReplacedWhole) {
   EXPECT_THAT(ReadWhole(folder() + "/checkpoint-3"), IsOk());
 }
 
-TEST_F(SaveFolderTest, TheNewestWholeOneIsFoundAndTheOthersAreNamed) {
+TEST_F(SaveFolderTest, TheNewestWholeCheckpointIsFoundAndTheOthersAreNamed) {
   Fill(folder() + "/checkpoint-6", 6, kOwn);
   Fill(folder() + "/checkpoint-8", 8, kOwn);
   fs::resize_file(OptimizerFile(folder() + "/checkpoint-8", 0, 1), 20);
@@ -289,7 +289,7 @@ TEST_F(SaveFolderTest, CheckpointsOfTwoRunsAreToldApart) {
   EXPECT_EQ(named.state.identity.run, kOwn.run);
 }
 
-TEST_F(SaveFolderTest, AStateIsOfTheModelThatWroteIt) {
+TEST_F(SaveFolderTest, AStateFitsOnlyTheModelThatWroteIt) {
   RunOptions options;
   fs::create_directories(folder());
   StateFile state;
@@ -308,7 +308,7 @@ TEST_F(SaveFolderTest, AStateIsOfTheModelThatWroteIt) {
   EXPECT_EQ(read.identity.data, kOwn.data);
   EXPECT_EQ(read.identity.data_tokens, 100);
   EXPECT_THAT(CheckFlags(folder(), options), IsOk());
-  options.seq_len = 11;  // of no matter without learned positions
+  options.seq_len = 11;  // matters only with learned positions
   EXPECT_EQ(CheckFlags(folder(), options).ok(),
             options.model.max_positions == 0);
   ++options.model.layers;
@@ -326,15 +326,15 @@ TEST(StateFile, AFormat1CursorCountsSequencesOfItsLength) {
   state.format = 1;
   state.seq_len = 10;
   state.next_sequence = 7;
-  EXPECT_EQ(state.NextToken(31), 10);  // three a round
-  EXPECT_EQ(state.NextToken(40), 10);  // the last label is a token more
+  EXPECT_EQ(state.NextToken(31), 10);  // three sequences in each pass
+  EXPECT_EQ(state.NextToken(40), 10);  // a fourth sequence needs 41 tokens
   EXPECT_EQ(state.NextToken(1000), 70);
   state.format = 2;
   state.next_token = 35;
   EXPECT_EQ(state.NextToken(1000), 35);
 }
 
-TEST(JsonlFile, WhatAFullDiskRefusesWaitsAndIsSaidOnce) {
+TEST(JsonlFile, LinesThatAFullDiskRefusesWaitAndAreReportedOnce) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, JsonlFile::Open("/dev/full"));
   EXPECT_THAT(file->Append("{}"), HasSubstr("No space left"));
   EXPECT_THAT(file->Append("{}"), IsEmpty());
@@ -343,7 +343,7 @@ TEST(JsonlFile, WhatAFullDiskRefusesWaitsAndIsSaidOnce) {
   EXPECT_EQ(file->lost(), 1);
 }
 
-TEST(JsonlFile, LinesAreAppendedToWhatIsThere) {
+TEST(JsonlFile, LinesAreAppendedToTheFile) {
   const sluice::testing::TempDir dir;
   std::ofstream(dir.File("log")) << "before\n";
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto file,

@@ -17,7 +17,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-// Rank 1 of four, with made-up contributions of the other ranks.
+// Rank 1 of four. A test sets what the other ranks contribute.
 class Others : public runtime::Collectives {
  public:
   std::vector<int> failed;
@@ -48,7 +48,7 @@ class Others : public runtime::Collectives {
   void Abort(const std::string&) override {}
 };
 
-TEST(ShareFault, IsTheFirstRanksWithItsCodeAndWhatRanOut) {
+TEST(ShareFault, TheFirstFailedRanksErrorIsSharedWithItsCodeAndShortage) {
   Others others;
   absl::Status fault;
   ASSERT_THAT(ShareFault(&others, fault), IsOk());
@@ -83,7 +83,7 @@ TEST(ShareFault, IsTheFirstRanksWithItsCodeAndWhatRanOut) {
   EXPECT_THAT(fault, StatusIs(absl::StatusCode::kInternal));
 }
 
-TEST(ShareText, IsCutWhereItIsTooLong) {
+TEST(ShareText, ALongTextIsTruncated) {
   Others others;
   const std::string text(2000, 'x');
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string all,

@@ -15,7 +15,7 @@ using ::sluice::testing::TempDir;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// A layer of two chunks: forward, then backward.
+// Runs the forward of a layer of two chunks.
 void RunForward(StepTracker& tracker) {
   for (const int chunk : {0, 1}) {
     for (const char* kind :
@@ -138,7 +138,7 @@ TEST(Words, WhereThereIsNoChunkProgressNamesThePartOfTheStep) {
             "step 3/20  50 %  in loss  about 30 s left");
 }
 
-TEST(Words, TimeLeftIsTheStepsOwnOnceItIsKnown) {
+TEST(Words, TimeLeftFollowsTheStepsProgressOnceThereIsAny) {
   RankSample sample = HalfDone();
   sample.expected_s = 1000;
   EXPECT_DOUBLE_EQ(SecondsLeft(sample, 110), 10);
@@ -164,7 +164,7 @@ TEST(Words, ASignalIsAnsweredWithWhatItWillDo) {
               HasSubstr("The daemon evicts this job: finishing step 3"));
 }
 
-TEST(Words, DurationsAreReadAtAGlance) {
+TEST(Words, DurationsAreShort) {
   EXPECT_EQ(Duration(0.0034), "3 ms");
   EXPECT_EQ(Duration(0.25), "0.2 s");
   EXPECT_EQ(Duration(34.4), "34 s");
@@ -221,7 +221,7 @@ TEST(Banner, SaysModelPlanMemoryAndTime) {
                               "s"));
 }
 
-TEST(Banner, OneLineSaysWhatThePlanGivesForMemory) {
+TEST(Banner, OneLineSaysWhatThePlanPaysForMemory) {
   BannerFacts f = Facts();
   f.options.batch = 2;
   f.price = {MiB(100), MiB(300), MiB(800), 0.4};
@@ -233,7 +233,7 @@ TEST(Banner, OneLineSaysWhatThePlanGivesForMemory) {
   EXPECT_THAT(Joined(f), HasSubstr("none computed again"));
 }
 
-TEST(Banner, WhatIsNotKnownIsNotGuessed) {
+TEST(Banner, UnknownFactsAreNotGuessed) {
   BannerFacts f = Facts();
   f.options.method = Method::kRecompute;
   f.classes.clear();

@@ -36,7 +36,7 @@ class WatchdogTest : public ::testing::Test {
     ++ranks_[rank].sample.events;
   }
 
-  // Checks twice a second. Returns all messages.
+  // Looks twice a second, for `seconds`. Returns all messages.
   std::vector<std::string> Pass(double seconds) {
     std::vector<std::string> said;
     for (int i = 0; i < 2 * seconds; ++i) {
@@ -72,7 +72,7 @@ TEST_F(WatchdogTest, AWaitingRankIsNotLateButTheRankThatItWaitsForIs) {
       << "again when it is twice as long";
 }
 
-// The rank waits for its GPU, which waits for the other rank's GPU.
+// Rank 1 waits for its GPU, which waits for rank 0's GPU.
 TEST_F(WatchdogTest, ARankThatHasIssuedMoreCollectivesIsNotLate) {
   ranks_[1].sample.collectives = 5;
   ranks_[0].sample.collectives = 4;
@@ -81,7 +81,7 @@ TEST_F(WatchdogTest, ARankThatHasIssuedMoreCollectivesIsNotLate) {
   EXPECT_THAT(end_, HasSubstr("rank 0 is late"));
 }
 
-TEST_F(WatchdogTest, AStoppedRankIsLateHoweverManyItHasIssued) {
+TEST_F(WatchdogTest, AStoppedRankIsLateHoweverManyCollectivesItHasIssued) {
   ranks_[1].sample.collectives = 5;
   ranks_[1].stopped = true;
   EXPECT_THAT(Pass(31), ElementsAre(HasSubstr("rank 1 is stopped"),
@@ -117,7 +117,7 @@ TEST_F(WatchdogTest, AStoppedRankIsNamedWithinSecondsEvenInsideACollective) {
   EXPECT_THAT(Pass(1), ElementsAre(HasSubstr("rank 1 goes on after 3")));
 }
 
-TEST_F(WatchdogTest, WhereAllWaitTheNetworkIsNamed) {
+TEST_F(WatchdogTest, IfAllRanksWaitTheNetworkIsNamed) {
   Waits(0, 5);
   Waits(1, 5);
   EXPECT_THAT(Pass(31), ElementsAre(HasSubstr("network")));
@@ -132,7 +132,7 @@ TEST_F(WatchdogTest, ASetUpAndASavedCheckpointMayTakeLong) {
   EXPECT_EQ(end_, "");
 }
 
-TEST_F(WatchdogTest, ASuspendedNodeAccusesNobody) {
+TEST_F(WatchdogTest, ASuspendedNodeMakesNoRankLate) {
   Pass(1);
   now_s_ += 10000;
   EXPECT_THAT(Pass(2), IsEmpty());
@@ -155,7 +155,7 @@ TEST(WatchLimits, FollowTheStepAndAreNeverShort) {
   EXPECT_EQ(EndAfter({5, 7}, 100), 7);
 }
 
-TEST(WatchLimits, ZeroIsNever) {
+TEST(WatchLimits, AZeroLimitIsNeverReached) {
   Watchdog dog({0, 0}, true);
   std::vector<WatchedRank> ranks(1);
   ranks[0].sample.phase = RankPhase::kStep;

@@ -1,7 +1,5 @@
 // bench-planner [PART…] [--json FILE]: measures the quality and speed of the
 // planner; PART is memory, swap or train (default: all).
-//
-// Targets are the issue's; a missed target is shown as missed.
 #include <fmt/format.h>
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Memory plans against the targets.
+// Measures memory plans against their targets.
 #include <fmt/format.h>
 #include <sys/resource.h>
 
@@ -50,7 +50,7 @@ void MiniMalloc(BenchReport& report) {
   report.Add({"minimalloc_all", all, "s", 20, true, "sum of the eleven"});
 }
 
-// Measures traces below the published capacity.
+// Asks for less than the published capacity.
 void Capacity(BenchReport& report) {
   constexpr Bytes kAsked(1045504);
   for (const char letter : std::string("DJ")) {
@@ -65,7 +65,8 @@ void Capacity(BenchReport& report) {
   }
 }
 
-// Has more different buffers than the race handles in its time.
+// Measures traces with more different buffers than the race handles in its
+// time.
 void Huge(BenchReport& report) {
   using Shape = LargeSpec::Shape;
   for (const Shape shape : {Shape::kRandom, Shape::kChurn, Shape::kCompiler}) {
@@ -113,9 +114,8 @@ void Iterations(BenchReport& report) {
   report.Add({"iterations_slowest", seconds.back(), "s", 2, true, worst});
 }
 
-// Only shapes that can reach their bound have a target for the gap. For random
-// lifetimes (uniform, churning, a compiler's) that is unknown: their gap is
-// printed, and the target is to end in time, by counted work.
+// The gap has a target only for shapes that can reach their bound. Whether
+// random lifetimes (kRandom, kChurn, kCompiler) can reach theirs is unknown.
 void Large(BenchReport& report) {
   for (const LargeSpec& spec : StandardLarge()) {
     const plan::Trace trace = GenerateLarge(spec, 1);

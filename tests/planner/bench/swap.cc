@@ -1,4 +1,4 @@
-// Swap plans against the targets of planner/swap/README.md.
+// Measures swap plans against the targets of planner/swap/README.md.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -24,7 +24,8 @@ NodeSwapResult MustPlan(const NodeSwapProblem& node, SwapPolicy policy) {
   return *std::move(result);
 }
 
-// Returns by how much a plan violates a row, in units of its capacity.
+// Returns the plan's largest violation of a row, as a part of the row's
+// capacity.
 double Breach(const NodeSwapResult& result) {
   double worst = 0;
   for (const CapacityRow& row : result.rows) {
@@ -34,8 +35,8 @@ double Breach(const NodeSwapResult& result) {
   return worst;
 }
 
-// Returns how much worse joint is than MEMO in the first objective that
-// differs.
+// Returns how much worse `joint` is than `memo`, as a ratio, in the first
+// objective in which they differ.
 double Behind(const SwapObjective& joint, const SwapObjective& memo) {
   const double step = joint.step_s / memo.step_s - 1;
   if (std::fabs(step) > 1e-11) return step;

@@ -1,4 +1,4 @@
-// Tests the rule by a table of cases;
+// Tests the choice of kernels by a table of cases.
 // tests/python/attention/kernel_choice_test.py tests the Python package with
 // the same table.
 #include "planner/stream/attention_kernel.h"

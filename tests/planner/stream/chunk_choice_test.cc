@@ -31,14 +31,14 @@ Search Searched(const ChunkRange& range,
   }
 }
 
-// Returns a trial with attention blocks that take `host` each on the host, and
-// `pair` per pair of rows on the device.
+// Returns a trial with attention blocks that take `host` seconds each on the
+// host, and `pair` seconds per pair of rows on the device.
 ChunkTrial Blocks(int64_t rows, double host, double pair) {
   const double pairs = double(rows) * double(rows);
   return {rows, std::max(host / pairs, pair), host / pairs};
 }
 
-TEST(ChunkChoice, TakesTheFastestWhereNoneSmallerIsAsGood) {
+TEST(ChunkChoice, TheFastestChunkIsChosenIfNoSmallerOneIsAsFast) {
   const auto measure = [](int64_t rows) {
     return ChunkTrial{rows, std::abs(std::log2(double(rows) / 1024)) + 1};
   };
@@ -59,7 +59,7 @@ TEST(ChunkChoice, ASmallerChunkWithinTheToleranceIsTaken) {
   EXPECT_EQ(Searched({128, 128, 1024, 0}, measure).rows, 512);
 }
 
-// The host needs as long for a block of 4,000 rows as the device.
+// For a block of 4,000 rows the host needs as long as the device.
 TEST(ChunkChoice, GrowsUntilTheHostNeedsAtMostAThird) {
   const ChunkRange range = {128, 128, 65536, 0.05};
   const auto blocks = [](int64_t rows) { return Blocks(rows, 1, 1 / 16e6); };
@@ -70,7 +70,7 @@ TEST(ChunkChoice, GrowsUntilTheHostNeedsAtMostAThird) {
       65536);
 }
 
-TEST(ChunkChoice, WhatDoesNotFitIsNotTaken) {
+TEST(ChunkChoice, AChunkThatDoesNotFitIsNotChosen) {
   const auto measure = [](int64_t rows) {
     return ChunkTrial{
         rows, rows <= 256 ? 1 : std::numeric_limits<double>::infinity()};

@@ -1,5 +1,5 @@
-// Tests when copies are needed, against values computed by hand: the segments
-// take powers of two.
+// Compares the slack of copies with values computed by hand. The segments take
+// powers of two seconds, so that each sum shows its terms.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

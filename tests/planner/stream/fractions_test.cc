@@ -29,7 +29,7 @@ TEST(FillFractions, HasEveryClassAndKeepsGivenFractions) {
 }
 
 // Omitted fractions have the values that StreamShape assumes.
-TEST(FillFractions, ChangesNoStep) {
+TEST(FillFractions, LeavesTheStepUnchanged) {
   StreamOptions options{
       .model = ThreeLayers(), .layout = ChunkLayout(71, 16, 2), .alpha = 0.5};
   options.fractions = {{"lse", {.keep = 1, .swap = 0}}};
@@ -62,7 +62,8 @@ TEST(WithoutKept, SwapsWhatCannotBeRecomputedAndLeavesGivenFractions) {
   EXPECT_EQ(less.at("layer_input").swap, 1);
 }
 
-// A plan keeps rows in what the reserve leaves, and knows classes only.
+// The reserve holds the resident buffers outside classes, because a plan knows
+// only classes and fills the other memory with kept rows.
 TEST(Profile, ReservesMemoryForResidentBuffersOutsideClasses) {
   StreamOptions options{.model = ThreeLayers(),
                         .layout = ChunkLayout(7100, 710, 2)};

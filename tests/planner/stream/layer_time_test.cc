@@ -40,8 +40,8 @@ StreamShape TimedShape(int64_t chunks, BackwardOrder order, int prefetch,
   return StreamShape(TimedOptions(chunks, order, prefetch, alpha));
 }
 
-// Returns a chunk like a GPU's: blocks dominate, `times` as long as a chunk's
-// local work.
+// Returns a chunk's seconds. A block takes `times` as long as the chunk's local
+// forward (qkv and post).
 ChunkCompute Chunk(double times) {
   return {.qkv = 0.2,
           .block = times,
@@ -60,7 +60,7 @@ LayerCompute Whole(const ChunkCompute& chunk, int64_t chunks) {
           .projections = n * chunk.qkv_backward};
 }
 
-TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
+TEST(LayerTime, OverLinksWithoutALimitALayerTakesItsComputeTime) {
   for (const int64_t chunks : {1, 2, 7}) {
     const StreamShape shape = TimedShape(chunks, kTimedOrders[0], 2, 1);
     const LayerCompute compute = Whole(Chunk(3), chunks);
@@ -70,8 +70,7 @@ TEST(LayerTime, OverLinksWithoutALimitItIsCompute) {
   }
 }
 
-// Guards against counting blocks that copies separate as if they waited for
-// sums of the block before, which made faster blocks take longer.
+// Guards against a closed form in which faster blocks take longer.
 TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
   for (const auto& [chunks, prefetch] :
        {std::pair(2, 2), {4, 1}, {8, 2}, {13, 2}, {13, 4}, {64, 2}}) {
@@ -93,14 +92,13 @@ TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
   }
 }
 
-// Guards against omitting copies that no other chunk's compute covers: a step
-// of four chunks was predicted faster than possible.
+// Guards against omitting copies that no other chunk's compute covers.
 TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
   constexpr double kSpeed = 1e6;
   for (const int64_t chunks : {2, 4, 32}) {
     const StreamShape shape =
         TimedShape(chunks, BackwardOrder::kQueriesOuter, 2, 0);
-    ChunkCompute chunk = Chunk(1000);  // hides what can be hidden
+    ChunkCompute chunk = Chunk(1000);  // hides all copies that compute can hide
     chunk.post_backward = 1000;
     const LayerCompute compute = Whole(chunk, chunks);
     const auto seconds = [&](std::initializer_list<Class> classes) {
@@ -115,13 +113,13 @@ TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
     const double sums = seconds({Class::kKeyGradient, Class::kValueGradient});
     const LayerSeconds layer = TimeLayer(shape, compute, {kSpeed, kSpeed});
     EXPECT_DOUBLE_EQ(layer.forward, compute.keys + compute.forward);
-    // The first chunk's rows come while the layer above ends: its last
-    // projections, and dX out.
+    // The first chunk's rows are copied while the layer above computes its last
+    // projections and copies dX out.
     EXPECT_NEAR(layer.tokens - compute.tokens,
                 (2 * x + o - chunk.qkv_backward - x) + (x + d_o + q + kv),
                 1e-9);
     // The first block's rows are copied during the last chunk of the token
-    // phase. dX is exposed, and so are the sums except for a chunk's
+    // phase. dX is exposed, and so are the sums, less the time of a chunk's
     // projections.
     EXPECT_NEAR(layer.attention - compute.blocks - compute.projections,
                 x + 2 * sums - chunk.qkv_backward, 1e-9);
@@ -133,7 +131,7 @@ TEST(LayerTime, ARerunIsForwardOverTheFirstChunks) {
   StreamOptions options = TimedOptions(8, kTimedOrders[0], 2, 0.5);
   options.rerun_chunks = 2;
   const LayerCompute compute = Whole(Chunk(3), 2);
-  for (const double speed : {1e5, 1e8}) {  // copies are longer, or compute is
+  for (const double speed : {1e5, 1e8}) {  // copies dominate, then compute
     EXPECT_DOUBLE_EQ(TimeRerun(options, 3 * compute.keys, 3 * compute.forward,
                                {speed, speed}),
                      3 * TimeLayer(TimedShape(2, kTimedOrders[0], 2, 0.5),

@@ -12,7 +12,8 @@ ModelShape ModelWithVocabulary(int64_t layers, int64_t hidden, int64_t vocab) {
       .layers = layers, .hidden = hidden, .ffn = 4 * hidden, .vocab = vocab};
 }
 
-// If nearly all the work is the head's, logits are as large as its gradient.
+// If the head does nearly all of the work, the logits are as large as the
+// head's gradient.
 TEST(LossRows, AreManyWhereTheVocabularyIsLarge) {
   for (const int64_t hidden : {128, 256, 1024}) {
     EXPECT_EQ(LossRows(ModelWithVocabulary(2, hidden, 32768), 4), hidden);
@@ -46,7 +47,7 @@ TEST(LossRows, AChunkIsCutIntoEqualCalls) {
   EXPECT_EQ(CutLoss(300, 256).chunks, 1);
 }
 
-TEST(LossRows, AreAtMostWhatIsWanted) {
+TEST(LossRows, AreAtMostTheWantedRows) {
   for (int64_t rows = 0; rows < 70; ++rows) {
     for (int64_t wanted = 1; wanted < 70; ++wanted) {
       const LossCut cut = CutLoss(rows, wanted);
@@ -79,8 +80,9 @@ TEST(LossGroups, CoverAllChunksOnce) {
   }
 }
 
-// A calibration's last group has the rows of the last group of the sequence;
-// it has a full one if the sequence has; and two full chunks if it can.
+// The calibration's last group has the rows of the sequence's last group. It
+// has a full group if the sequence has one, and two full chunks if the sequence
+// has two.
 TEST(CalibrationLayout, HasEveryKindOfGroup) {
   for (int64_t seq_len = 1; seq_len < 100; ++seq_len) {
     for (int64_t size = 1; size < 6; ++size) {
@@ -103,8 +105,8 @@ TEST(CalibrationLayout, HasEveryKindOfGroup) {
   }
 }
 
-// The cost determines the rows, so they depend on the layers: a calibration's
-// one layer must use the loss groups of the model's many.
+// The rows depend on the number of layers, but a calibration of one layer must
+// cut the loss as the whole model does.
 TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
   for (const int64_t layers : {1, 2, 4, 32}) {
     for (const int64_t vocab : {256, 32000, 128256}) {
@@ -123,7 +125,7 @@ TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
   }
 }
 
-// The calibrated options may run more layers again than the step has.
+// The options may rerun more layers than the calibration step has.
 TEST(CalibrationStep, IsAValidStepOfOneLayer) {
   StreamOptions options{.model = Llama({.layers = 4,
                                         .hidden = 64,

@@ -89,7 +89,7 @@ TEST(ModelShape, TraitsThatTheStreamDoesNotRunAreRefusedByName) {
 }
 
 // Qwen 3's heads are wider than hidden / heads.
-TEST(ModelShape, AHeadSizeOfItsOwnNeedsNoDivision) {
+TEST(ModelShape, AnExplicitHeadSizeNeedNotDivideHidden) {
   ModelShape shape{.hidden = 10, .heads = 4, .kv_heads = 2, .head_size = 6};
   EXPECT_EQ(Refusal(shape, 2), "");
   EXPECT_EQ(shape.query_width(), 24);

@@ -1,5 +1,5 @@
-// Tests the price of memory: the bytes that a step does not hold, and the
-// seconds that this costs.
+// Tests the price of memory: the bytes that a step recomputes instead of
+// holding them, and the seconds that this costs.
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 namespace sluice::stream {
 namespace {
 
-// 8 chunks of 4 layers, with a second for each kind of segment.
+// Returns the options of a step of 4 layers and 8 chunks.
 StreamOptions Options() {
   return {.model = Llama({.layers = 4,
                           .hidden = 64,
@@ -28,7 +28,7 @@ StepPrice Price(const StreamOptions& options) {
   return PriceOf(options, Profile(options, recorded));
 }
 
-TEST(StepPrice, NothingComputedAgainCostsNothing) {
+TEST(StepPrice, AStepThatRecomputesNothingPaysNothing) {
   const StepPrice price = Price(Options());
   EXPECT_EQ(price.host, HostBytes(Options()));
   EXPECT_EQ(price.hbm, Bytes(0));
@@ -37,8 +37,8 @@ TEST(StepPrice, NothingComputedAgainCostsNothing) {
   EXPECT_EQ(price.length_gain(), 1);
 }
 
-// Half of a class of 512 rows of 64 fp32 numbers, in 4 layers; what makes it
-// makes x2, the norm and the FFN too.
+// Drops half of norm2 (512 rows of 64 fp32 numbers) in 4 layers. The segment
+// that makes norm2 also makes x2 and the FFN, so norm2 costs a part of it.
 TEST(StepPrice, DroppedRowsCostTheirShareOfTheSegmentThatMakesThem) {
   StreamOptions options = Options();
   options.fractions = {{"norm2", {0, 0.5}}};
@@ -50,8 +50,7 @@ TEST(StepPrice, DroppedRowsCostTheirShareOfTheSegmentThatMakesThem) {
               1e-9);
 }
 
-// The first 4 chunks of all layers but the last: 3 times 4 of the token-local
-// kinds, but for what follows attention, 4 diagonal blocks and 6 others.
+// In 3 layers, 4 qkv segments, 4 diagonal blocks and 6 other blocks run again.
 TEST(StepPrice, ChunksThatRunAgainCostTheirSegments) {
   StreamOptions options = Options();
   options.rerun_chunks = 4;

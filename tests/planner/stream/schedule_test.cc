@@ -20,7 +20,7 @@ StreamShape Shape(int64_t seq_len, int64_t chunk,
                       .order = order});
 }
 
-TEST(Schedule, ForwardEndsARowBeforeTheNextAndBackwardAKeyChunk) {
+TEST(Schedule, BlocksRunByQueryRowInForwardAndByOuterChunkInBackward) {
   EXPECT_THAT(ForwardBlocks({0, 1, 2}),
               ElementsAre(Block{0, 0}, Block{1, 1}, Block{0, 1}, Block{2, 2},
                           Block{0, 2}, Block{1, 2}));
@@ -32,8 +32,7 @@ TEST(Schedule, ForwardEndsARowBeforeTheNextAndBackwardAKeyChunk) {
                           Block{0, 1}, Block{0, 0}));
 }
 
-// After an outer chunk's turn no later block adds to its gradients.
-TEST(Schedule, AChunksGradientsAreWholeWhenItsTurnEnds) {
+TEST(Schedule, AnOuterChunksGradientsAreCompleteAfterItsTurn) {
   for (const BackwardOrder order : kOrders) {
     const std::vector<int64_t> chunks = {0, 1, 2, 5};
     const std::vector<Block> blocks = BackwardBlocks(chunks, order);
@@ -168,8 +167,8 @@ TEST(Classes, RowBytesArePositiveExactlyInModelsWithTheClass) {
   }
 }
 
-// Rows of k and v are copied unless all of them are kept, whatever is
-// requested. If a part is kept, the rest can be recomputed.
+// A shared class (k, v) is kept whole or not at all. A class that is kept by
+// rows is free, so that its other rows can be recomputed.
 TEST(Classes, SharedClassesAreNotKeptByRows) {
   for (const ClassTraits& c : kClasses) {
     const bool rows = c.keep == Keep::kRows;

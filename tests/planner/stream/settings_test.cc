@@ -36,7 +36,7 @@ SettingsQuestion Question(int64_t seq_len, int64_t kv_heads = 8) {
   return q;
 }
 
-// Returns recorded segments that take their operations' time at 1e11/s.
+// Returns recorded segments that run at 1e11 operations per second.
 std::vector<plan::SegmentKind> Recorded(const SettingsQuestion& q,
                                         int64_t chunk) {
   const auto rows = static_cast<double>(chunk);
@@ -94,7 +94,8 @@ TEST(ChunksOf, OneSizeIsTriedIfItIsGivenOrTheSequenceIsShort) {
 
 TEST(Settings, GivenSettingsAreNotVaried) {
   SettingsQuestion q = Question(4096);
-  // Resident, and 2 orders x 3 depths x 1, 2 or 4 layers run again together.
+  // One resident setting, and 2 orders x 3 depths x 1, 2 or 4 layers that run
+  // again together.
   EXPECT_EQ(SettingsOf(q, 512).size(), 1 + 2 * 3 * 3);
   EXPECT_TRUE(SettingsOf(q, 512).front().resident);
   q.prefetch = 3;
@@ -105,7 +106,7 @@ TEST(Settings, GivenSettingsAreNotVaried) {
               ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
 }
 
-TEST(Settings, RoomInHbmIsUsedIfItMayBeAndAlphaIsOpen) {
+TEST(Settings, RowsAreKeptInHbmIfTheyMayBeAndAlphaIsOpen) {
   const auto norm1 = [](bool may_keep, double alpha) {
     SettingsQuestion q = Question(4096);
     q.may_keep = may_keep;
@@ -247,11 +248,11 @@ TEST(Settings, ATimeIsPredictedOnlyForSettingsThatFit) {
   }
 }
 
-TEST(Settings, HostMemoryIsLeastWithAllChunksRunAgain) {
+TEST(Settings, HostMemoryIsLeastIfAllChunksRunAgain) {
   EXPECT_EQ(LeastHost(Question(1 << 15), {.chunk = 512}).rerun_chunks, 64);
 }
 
-// Dropping rows costs time, moving them over a slow link does too.
+// Recomputing dropped rows takes time, and so does swapping over a slow link.
 TEST(StepTime, GrowsWithRecomputationAndWithSlowerLinks) {
   SettingsQuestion q = Question(1 << 15);
   const auto recorded = Recorded(q, 512);

@@ -46,7 +46,7 @@ void SimulatedFetches::Done(double last_use) {
 
 namespace {
 
-// A slot before the phase that it belongs to.
+// The last use of a slot that cannot be used before its phase begins.
 constexpr double kBlocked = std::numeric_limits<double>::infinity();
 
 // The rings of a phase: the time of each slot's last use.
@@ -75,7 +75,7 @@ class Simulation {
   void Forward();
   void Tokens();
   void Attention();
-  // Waits for all issued work, and resets the rings.
+  // Waits for all issued work, and resets the rings. Returns the time.
   double Enter();
   double now() const { return compute_.free; }
 
@@ -111,7 +111,7 @@ class Simulation {
   }
   bool Last(size_t m) const { return chunks_ > 1 && m + 1 == chunks_; }
   void Prepare(Phase phase);
-  // Returns the prepared phase's rings if there is one.
+  // Returns the rings of the prepared phase, or else those of this phase.
   Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
   void FetchTokens();
   void FetchAttention();
@@ -131,9 +131,9 @@ class Simulation {
     size_t outer, inner;
   };
   std::vector<Step> steps_;                           // attention's blocks
-  std::map<size_t, std::pair<size_t, double>> sent_;  // by inner: outer, when
+  std::map<size_t, std::pair<size_t, double>> sent_;  // inner: (outer, time)
   std::optional<SimulatedFetches> saved_rows_, outer_, inner_, gradients_;
-  // The times at which a chunk's bytes are in host memory.
+  // For each chunk, the time at which its bytes are in host memory.
   std::vector<double> hidden_, keys_;
 };
 
@@ -325,7 +325,7 @@ LayerSeconds SimulateLayer(const StreamShape& shape, const ChunkCompute& chunk,
   Simulation simulation(shape, chunk, links);
   LayerSeconds seconds;
   double before = 0;
-  for (int layer = 0; layer < 4; ++layer) {  // what goes round is settled
+  for (int layer = 0; layer < 4; ++layer) {  // until the rings have settled
     simulation.Forward();
     seconds.forward = simulation.now() - before;
     before = simulation.now();

@@ -21,7 +21,7 @@ ModelShape Sized(int64_t layers, int64_t hidden, int64_t vocab) {
 const ModelShape kModels[] = {Sized(3, 64, 300), Sized(40, 256, 1000),
                               Sized(2, 2048, 9000), Sized(1, 8192, 5)};
 
-TEST(CutFormerBuckets, CoverEverythingOnceAndGoRound) {
+TEST(CutFormerBuckets, CoverEverythingOnceAndAlternateOwners) {
   constexpr int64_t kMebibyte = (1 << 20) / 4;
   const auto whole =
       CutFormerBuckets(2 * kMebibyte + 5, 2, FormerDealing::kMebibytes);
@@ -75,7 +75,7 @@ TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
         EXPECT_EQ(OwnedElements(model, ranks, rank),
                   owned[static_cast<size_t>(rank)]);
       }
-      // A cache line for each round's bucket.
+      // Each round may leave a rank a cache line (16 elements) more.
       const auto [least, most] =
           std::minmax_element(owned.begin(), owned.end());
       EXPECT_LE(*most, model.trained_parameters() / ranks +
@@ -96,7 +96,8 @@ TEST(OptimizerCollectives, AreAThousandAtMostFor8BOn8Gpus) {
   EXPECT_LE(sluice::testing::OptimizerCollectives(llama8b, 7),
             1000);  // uneven rounds
   EXPECT_EQ(sluice::testing::OptimizerCollectives(llama8b, 1), 0);
-  // cuda_ranks_test.py counts NCCL's of this one: all but the norm's sum.
+  // cuda_ranks_test.py counts NCCL's collectives of this model: all but the sum
+  // of the norm.
   const ModelShape small = Llama({.layers = 2,
                                   .hidden = 64,
                                   .heads = 4,
@@ -140,13 +141,13 @@ TEST(CutStates, CoverOwnElementsInOrderWithinPartsAndSlots) {
   }
 }
 
-TEST(CountStates, InHostMemoryLeavesARingInHbm) {
+TEST(CountStates, StatesInHostMemoryLeaveARingInHbm) {
   const ModelShape model = Sized(40, 2048, 32000);
   const StateBytes hbm = CountStates(model, Dtype::kBf16, 2, 0);
   const StateBytes host =
       CountStates(model, Dtype::kBf16, 2, 0, StatePlace::kHost);
   EXPECT_EQ(hbm.host, Bytes(0));
-  EXPECT_EQ(host.host + Bytes(64), hbm.optimizer);  // the kernel's count stays
+  EXPECT_EQ(host.host + Bytes(64), hbm.optimizer);  // the counter stays in HBM
   EXPECT_EQ(host.weights, hbm.weights);
   EXPECT_LE(host.optimizer, kStateSlots * kMostUnitBytes + Bytes(64));
   EXPECT_GT(host.optimizer, kStateSlots * kMostUnitBytes - MiB(1));

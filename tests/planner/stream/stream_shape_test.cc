@@ -14,7 +14,8 @@ namespace {
 using ::testing::ElementsAre;
 
 // Every row of a chunk is in exactly one piece, and stored rows are
-// consecutive. With 2 heads on 4 ranks these are the queries' rows of a part.
+// consecutive. With 2 heads on 4 ranks, a rank has only a part of the query
+// rows.
 TEST(StreamShape, PiecesCoverAChunkOnce) {
   for (const auto& [alpha, heads, rank] :
        {std::tuple(0.0, 4, 0), std::tuple(0.3, 4, 0), std::tuple(0.5, 4, 0),
@@ -45,7 +46,7 @@ TEST(StreamShape, PiecesCoverAChunkOnce) {
   }
 }
 
-// The tail of 7 rows is dealt 2, 2, 2, 1.
+// The ranks get 2, 2, 2 and 1 of the tail's 7 rows.
 TEST(StreamShape, APartHasItsRanksQueriesAndAllKeys) {
   const StreamShape shape({.model = {.hidden = 32, .heads = 2, .kv_heads = 1},
                            .layout = ChunkLayout(71, 16, 4),
@@ -79,7 +80,6 @@ TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
   }
 }
 
-// One byte more would be a class that still goes through host memory.
 TEST(StreamShape, AProbeRunsTheFirstChunksAndTheLastOnes) {
   const auto active = [](int64_t loss_rows) {
     return StreamShape({.model = {.hidden = 32, .heads = 4, .kv_heads = 4},
@@ -119,8 +119,8 @@ TEST(StreamShape, WithEverythingKeptThereAreNoRings) {
   EXPECT_GT(StreamShape(options).host_bytes(), 0);
 }
 
-// Half of o, in bf16, of every layer; its blocks are summed in a separate fp32
-// buffer.
+// Rounding halves the bytes of o in every layer. Its blocks are summed in a
+// separate fp32 buffer.
 TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
   StreamOptions options{.model = Llama({.layers = 3,
                                         .hidden = 32,
@@ -144,8 +144,8 @@ TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
   EXPECT_EQ(StreamShape(options).rings(Phase::kForward).query_sum, 0);
 }
 
-// Returns whether options are valid after a change of four layers and eight
-// chunks of two ranks.
+// Returns whether options of four layers, eight chunks and two ranks are valid
+// after `change`.
 bool Valid(const std::function<void(StreamOptions&)>& change) {
   StreamOptions o{.model = Llama({.layers = 4,
                                   .hidden = 32,
@@ -161,7 +161,7 @@ bool Valid(const std::function<void(StreamOptions&)>& change) {
   return status.ok();
 }
 
-TEST(StreamOptions, AreRefusedBeyondTheirBorders) {
+TEST(StreamOptions, AreRefusedBeyondTheirLimits) {
   const auto alpha = [](double alpha) {
     return Valid([&](auto& o) { o.alpha = alpha; });
   };
@@ -189,7 +189,7 @@ TEST(StreamOptions, AreRefusedBeyondTheirBorders) {
   EXPECT_FALSE(positions(63));
 }
 
-TEST(StreamOptions, ChunksAndLayersRunAgainWithinTheirNumber) {
+TEST(StreamOptions, NoMoreChunksAndLayersRunAgainThanThereAre) {
   const auto layers = [](int64_t layers) {
     return Valid([&](auto& o) { o.rerun_layers = layers; });
   };
@@ -214,7 +214,7 @@ TEST(StreamOptions, ChunksAndLayersRunAgainWithinTheirNumber) {
   EXPECT_TRUE(chunks(0, 0.5, {}));
 }
 
-TEST(Fractions, WhatNoModelHasIsRefusedInOneLine) {
+TEST(Fractions, ImpossibleFractionsAreRefusedInOneLine) {
   const auto complaint = [](const FractionMap& fractions,
                             const ModelShape& model = {}) {
     return std::string(CheckFractions(fractions, model).message());

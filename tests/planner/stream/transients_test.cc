@@ -6,9 +6,9 @@
 namespace sluice::stream {
 namespace {
 
-// The tallest is then the gradient of the first linear's weight: d_up in bf16
-// and fp32, its input in fp32, and the bias's sum.
-TEST(TransientBytes, OfABackwardWithKeptActivationsAreThoseOfTheFirstLinear) {
+// The largest temporaries are those of the gradient of the first linear's
+// weight: d_up in bf16 and fp32, its input in fp32, and the bias's sum.
+TEST(TransientBytes, PeakAtTheFirstLinearsGradientIfActivationsAreKept) {
   StreamOptions options{.model = Gpt({.layers = 1,
                                       .hidden = 32,
                                       .heads = 4,

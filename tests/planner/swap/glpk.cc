@@ -86,7 +86,8 @@ class Glpk {
   void Give(int column, double value) {
     glp_set_col_bnds(lp_, column, GLP_FX, value, value);
   }
-  // The last tensor gets the columns of the first one that shares it.
+  // Makes the last tensor's columns equal to those of the first tensor with
+  // this shared name.
   void Share(const std::string& name, const Own& own) {
     const std::pair<int, int> mine{own.keep.back(), own.swap.back()};
     const auto [first, added] = shared_.emplace(name, mine);
@@ -138,7 +139,7 @@ class Glpk {
     own_.push_back(own);
   }
 
-  // What the rank copies is at least what it does while layers of kind k run.
+  // The rank's rates are at least its rates while layers of kind k run.
   void AddKind(const SwapProblem::Rank& rank, size_t k, const Own& own) {
     const SwapProblem::Kind& kind = rank.kinds[k];
     const double tf = kind.forward_layer_s, tb = kind.backward_layer_s;
@@ -167,7 +168,7 @@ class Glpk {
     }
   }
 
-  // A capacity's row, of which `unit` more cost 1.
+  // Adds the row of a capacity. Exceeding it by `unit` costs 1.
   int Capacity(double capacity, double unit) {
     const int row = RowAtMost(capacity / kGiga);
     excesses_.push_back(Column(0));

@@ -25,8 +25,9 @@ NodeSwapResult MustPlanKinds(const SwapProblem& problem) {
   return result.ok() ? *std::move(result) : NodeSwapResult{};
 }
 
-// Returns a rank of 10 layers: half take 1 s forward and 2 s backward, half
-// four times as long. Each swaps 1 GB, and may choose for 4 GB.
+// Returns a node with a rank of 10 layers: half take 1 s forward and 2 s
+// backward, half four times as long. Each layer must swap 1 GB, and may swap 4
+// GB more.
 SwapProblem SlidingAndFull(double bytes_per_s) {
   SwapProblem p;
   p.links = {{"pcie0", bytes_per_s, bytes_per_s, {}}};
@@ -65,21 +66,22 @@ TEST(Kinds, EachSwapsWhatItsOwnWindowHides) {
   EXPECT_NEAR(result.joint->step_s, 5 * (3 + 12) + 5 * 0.05, 1e-9);
 }
 
-// The mandatory copies of the sliding layers take twice their forward. They get
-// no more copies, and the other layers use what the link has for them.
-TEST(Kinds, AnOverloadOfOneKindAddsNothingToItAndStopsNoOther) {
+// The mandatory copies of the sliding layers take twice as long as their
+// forward, so sliding layers get no other copies. The full layers use the whole
+// link.
+TEST(Kinds, AnOverloadingKindSwapsOnlyMandatoryBytesAndStopsNoOther) {
   const NodeSwapResult result = MustPlanKinds(SlidingAndFull(0.5e9));
   EXPECT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
   EXPECT_NEAR(result.ranks[0].tensors[1].swap, 0, 1e-8);
   EXPECT_NEAR(result.ranks[0].tensors[3].swap, 0.25, 1e-8);
-  // The sliding layers wait a second in forward, and not in backward.
+  // Each sliding layer waits a second in forward, and not in backward.
   EXPECT_NEAR(result.stall_s, 5, 1e-6);
 }
 
-// The short layers of two ranks overload the link together, but not next to the
-// other rank's long ones.
-TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
+// Sliding layers of two ranks together overload the link, but sliding layers
+// beside full layers do not.
+TEST(Kinds, TheRestOfALinkBesideMandatoryCopiesIsUsed) {
   SwapProblem p = SlidingAndFull(1.5e9);
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
@@ -87,14 +89,15 @@ TEST(Kinds, WhatTheOthersMustCopyLeavesOfALinkIsUsed) {
   EXPECT_FALSE(result.in_time);
   for (const RankSwap& rank : result.ranks) {
     EXPECT_NEAR(rank.tensors[1].swap, 0, 1e-8);
-    // 1 + 4 s GB in 4 s, in addition to the other's 1 GB/s.
+    // 1 + 4 swap GB in 4 s, beside the other rank's 1 GB/s.
     EXPECT_NEAR(rank.tensors[3].swap, 0.25, 1e-8);
   }
 }
 
-TEST(Kinds, HostMemoryGoesToTheKindThatCostsMostAByte) {
+TEST(Kinds, HostMemoryGoesToTheKindThatCostsMostPerByte) {
   SwapProblem p = SlidingAndFull(1e12);
-  p.numa[0].host_budget_bytes = 30e9;  // 10 GB must, 20 GB: one kind's
+  p.numa[0].host_budget_bytes =
+      30e9;  // 10 GB are mandatory, 20 GB are one kind's
   p.ranks[0].tensors[3].recompute_s = 0.2;
   const NodeSwapResult result = MustPlanKinds(p);
   EXPECT_NEAR(result.ranks[0].tensors[1].recompute, 1, 1e-9);
@@ -103,7 +106,7 @@ TEST(Kinds, HostMemoryGoesToTheKindThatCostsMostAByte) {
 
 // ---- Random nodes -----------------------------------------------------------
 
-TEST(Kinds, RandomNodesComeOutAsGlpkSaysAndAreNeverWorseThanMemo) {
+TEST(Kinds, RandomNodesMatchGlpkAndAreNeverWorseThanMemo) {
   std::mt19937 random(12);
   int feasible = 0, infeasible = 0, memos = 0;
   for (int i = 0; i < 150; ++i) {
@@ -133,7 +136,7 @@ TEST(Kinds, RandomNodesComeOutAsGlpkSaysAndAreNeverWorseThanMemo) {
   EXPECT_GT(memos, 5);
 }
 
-// Splits each rank's layers into two kinds that differ only in their name.
+// Splits each rank's layers into two kinds with equal times and bytes.
 SwapProblem Halved(SwapProblem node) {
   for (SwapProblem::Rank& rank : node.ranks) {
     SwapProblem::Kind& one = rank.kinds[0];
@@ -154,7 +157,7 @@ SwapProblem Halved(SwapProblem node) {
   return node;
 }
 
-TEST(Kinds, TwoEqualKindsArePlannedAsOne) {
+TEST(Kinds, TwoEqualKindsArePlannedLikeOne) {
   std::mt19937 random(13);
   int feasible = 0;
   for (int i = 0; i < 100; ++i) {
@@ -174,8 +177,8 @@ TEST(Kinds, TwoEqualKindsArePlannedAsOne) {
   EXPECT_GT(feasible, 50);
 }
 
-// Replaces the kinds by one, with the mean of all values over the layers. No
-// layers are resident.
+// Replaces the kinds by one kind with the mean of all values over the layers.
+// No layer is resident.
 SwapProblem Averaged(const SwapProblem& node) {
   SwapProblem averaged = node;
   for (SwapProblem::Rank& rank : averaged.ranks) {
@@ -216,7 +219,7 @@ SwapProblem Averaged(const SwapProblem& node) {
   return averaged;
 }
 
-// The averaged node's fractions, for each kind.
+// Returns the averaged node's fractions for each kind of `node`.
 std::vector<RankSwap> Spread(const SwapProblem& node,
                              const SwapProblem& averaged,
                              const NodeSwapResult& plan) {
@@ -245,8 +248,8 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
     const NodeSwapResult plan = MustPlanKinds(averaged);
     if (!plan.feasible || !plan.in_time) continue;
     const std::vector<RankSwap> spread = Spread(node, averaged, plan);
-    // An average keeps memory, which is a sum over all layers, but not a link's
-    // use.
+    // An average preserves memory, which is a sum over all layers, but not a
+    // link's load.
     if (WorstBreach(node, spread) > 1e-9) {
       ++shows;
       continue;
@@ -260,10 +263,10 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
   }
   EXPECT_GT(better, 10);
   EXPECT_GT(same + better, 50);
-  EXPECT_GT(shows, 20);  // copies that the average promised to hide
+  EXPECT_GT(shows, 20);  // links that the averaged plan overloads
 }
 
-// Compares with a grid of the fractions of one tensor of each of two kinds.
+// The grid has the fractions of one tensor of each of two kinds.
 TEST(Kinds, NoPointOfAGridIsBetter) {
   std::mt19937 random(15);
   const auto uniform = [&random](double low, double high) {

@@ -6,7 +6,7 @@ namespace sluice::planner {
 namespace {
 
 TEST(Lp, FindsTheOptimumAndKeepsItsBasis) {
-  // least -x - 2y with x + y <= 4, x between 1 and 3
+  // Minimises -x - 2y with x + y <= 4 and x between 1 and 3.
   LinearProgram program;
   const int x = program.AddColumn({.lower = 1, .upper = 3});
   const int y = program.AddColumn({});
@@ -24,8 +24,8 @@ TEST(Lp, FindsTheOptimumAndKeepsItsBasis) {
   EXPECT_NEAR(*solver.Minimise(y), 0, 1e-9);
 }
 
-TEST(Lp, ARowHasAPriceWhereItHoldsTheOptimumBack) {
-  // least -x - 2y with x + y <= 4 and y <= 100
+TEST(Lp, ARowThatLimitsTheOptimumHasAPrice) {
+  // Minimises -x - 2y with x + y <= 4 and y <= 100.
   LinearProgram program;
   const int x = program.AddColumn({});
   const int y = program.AddColumn({});
@@ -43,7 +43,7 @@ TEST(Lp, ARowHasAPriceWhereItHoldsTheOptimumBack) {
   EXPECT_NEAR(*again.Minimise(cost), -10, 1e-9);
 }
 
-TEST(Lp, SaysWhenThereIsNoneAndGoesOnAfterwards) {
+TEST(Lp, ReportsAMissingOptimumAndSolvesAgainAfterwards) {
   LinearProgram program;
   const int x = program.AddColumn({.upper = 1});
   program.AddRow({.lower = 2, .terms = {{x, 1}}});

@@ -10,7 +10,6 @@ using Problem = NodeSwapProblem;
 
 double Near(double value) { return std::max(1.0, std::fabs(value)); }
 
-// Compares lexicographically; values within 1e-9 of the total choice are equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance) {
   const double step = tolerance * b.step_s;
@@ -29,12 +28,12 @@ double Moving(const Problem::Rank& rank, const Problem::Tensor& tensor) {
   return static_cast<double>(kind.layers - kind.resident_layers);
 }
 
-// Bytes a second.
+// Bytes per second.
 struct Rates {
   double d2h = 0, h2d = 0, total = 0;
 };
 
-// While layers of each kind run.
+// Returns the rates while layers of each kind run.
 std::vector<Rates> NaiveRatesOfKinds(const Problem::Rank& rank,
                                      const RankSwap& plan) {
   std::vector<Rates> kinds;
@@ -71,8 +70,6 @@ Rates MostOf(const std::vector<Rates>& kinds) {
 
 }  // namespace
 
-// Returns the most by which a fraction row or a capacity (in its units) is
-// violated.
 double WorstBreach(const Problem& p, const std::vector<RankSwap>& ranks) {
   double worst = 0;
   std::vector<double> host(p.numa.size(), 0);

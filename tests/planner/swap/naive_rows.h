@@ -7,20 +7,20 @@
 
 namespace sluice::planner {
 
-// Returns the unit of a difference, at least 1.
+// Returns |value|, at least 1, as the unit of a difference.
 double Near(double value);
-// Compares lexicographically; values within `tolerance` of the total choice are
-// equal.
+// Returns whether `a` is at most `b`: by step, then recomputation, then moved
+// bytes. Seconds within `tolerance` of the step are equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance = 1e-9);
-// Returns the most by which a fraction row or a capacity (in its units) is
-// violated.
+// Returns the largest violation of a fraction row or of a capacity (in its
+// units).
 double WorstBreach(const NodeSwapProblem& p,
                    const std::vector<RankSwap>& ranks);
 SwapObjective Naive(const NodeSwapProblem& p,
                     const std::vector<RankSwap>& ranks);
-// Returns whether a grid of twelfths of the fractions of 1 rank's 2 tensors has
-// a point that satisfies all rows and is better than `found`.
+// Returns whether some plan of one rank's two tensors, with fractions in
+// twelfths, satisfies all rows and is better than `found`.
 bool AGridPointIsBetter(const NodeSwapProblem& p, const SwapObjective& found);
 
 }  // namespace sluice::planner

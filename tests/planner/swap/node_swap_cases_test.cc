@@ -28,7 +28,8 @@ NodeSwapResult MustPlanCase(const SwapProblem& problem,
   return result.ok() ? *std::move(result) : NodeSwapResult{};
 }
 
-// One rank: `m` layers of 1 s forward and 2 s backward on a link of 3 GB/s.
+// Returns a node with one rank: layers of 1 s forward and 2 s backward, on a
+// link of 3 GB/s.
 SwapProblem OneRank(int64_t layers = 10) {
   SwapProblem p;
   p.links = {{"pcie0", 3e9, 3e9, {}}};
@@ -42,10 +43,10 @@ SwapProblem OneRank(int64_t layers = 10) {
   return p;
 }
 
-// ---- Cases one can work out -------------------------------------------------
+// ---- Cases computed by hand -------------------------------------------------
 
-TEST(NodeSwap, MemosAlphaIsTheSpecialCase) {
-  // 1 + 4 a GB in 1 s at 3 GB/s.
+TEST(NodeSwap, WithOneFreeTensorTheJointPlanIsMemos) {
+  // 1 + 4 alpha GB in 1 s at 3 GB/s.
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {
       {.name = "x", .bytes = 1e9, .must = SwapProblem::Must::kSwap},
@@ -59,7 +60,7 @@ TEST(NodeSwap, MemosAlphaIsTheSpecialCase) {
   EXPECT_NEAR(result.joint->moved_bytes, 2 * 10 * 3e9, 100);
 }
 
-TEST(NodeSwap, WhatIsDearToRecomputeIsSwappedFirst) {
+TEST(NodeSwap, ATensorThatIsCostlyToRecomputeIsSwappedFirst) {
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "cheap", .bytes = 2e9, .recompute_s = 0.01},
                         {.name = "dear", .bytes = 3e9, .recompute_s = 0.3}};
@@ -67,11 +68,11 @@ TEST(NodeSwap, WhatIsDearToRecomputeIsSwappedFirst) {
   EXPECT_NEAR(result.ranks[0].tensors[0].recompute, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[1].swap, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].added_s, 0.1, 1e-9);
-  // MEMO swaps both by 3 of 5 GB.
+  // MEMO swaps 3/5 of both tensors.
   EXPECT_NEAR(result.memo->objective.step_s, 30 + 10 * 0.31 * 0.4, 1e-9);
 }
 
-TEST(NodeSwap, WhatFitsOnTheGpuIsKeptAndNotMoved) {
+TEST(NodeSwap, RowsThatFitOnTheGpuAreKeptAndNotMoved) {
   SwapProblem p = OneRank();
   p.ranks[0].gpu_budget_bytes = 2e10;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
@@ -87,7 +88,7 @@ TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
   p.ranks[1].kinds[0].forward_layer_s =
-      1.5;  // 5 s behind: rank 0's 4 s are for nothing
+      1.5;  // 5 s longer: rank 0 may recompute for 4 s
   const NodeSwapResult result = MustPlanCase(p);
   EXPECT_NEAR(result.joint->step_s, 35, 1e-9);
   EXPECT_NEAR(result.ranks[1].added_s, 0, 1e-9);
@@ -101,7 +102,7 @@ TEST(NodeSwap, FixedTrafficAndTheTotalOfALinkCount) {
   p.ranks[0].kinds[0].forward_h2d_fixed_bytes = 3e9;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
   const NodeSwapResult result = MustPlanCase(p);
-  // Forward: d + 3 GB within 4 GB.
+  // Forward copies 4 swap + 3 GB in 1 s at 4 GB/s.
   EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.25, 1e-9);
   for (const CapacityRow& row : result.rows) {
     EXPECT_EQ(row.binds, row.kind == RowKind::kLinkTotal ||
@@ -111,7 +112,7 @@ TEST(NodeSwap, FixedTrafficAndTheTotalOfALinkCount) {
   }
 }
 
-TEST(NodeSwap, WhatDoesNotFitIsNamedWithItsLeastExcess) {
+TEST(NodeSwap, LimitsThatAreExceededAreNamedWithTheirLeastExcess) {
   SwapProblem p = OneRank();
   p.numa[0].host_budget_bytes = 4e10;
   p.ranks[0].tensors = {
@@ -122,15 +123,16 @@ TEST(NodeSwap, WhatDoesNotFitIsNamedWithItsLeastExcess) {
   EXPECT_FALSE(result.memo);
   EXPECT_THAT(result.no_memo, HasSubstr("rank '0' needs 6e+09"));
   ASSERT_EQ(result.rows.size(), 4u);
-  EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);    // 6 of 3 GB/s out
-  EXPECT_NEAR(result.rows[1].excess, 0, 1e-9);    // 3 of 3 GB/s in
-  EXPECT_NEAR(result.rows[2].excess, 0.5, 1e-9);  // 60 of 40 GB
+  EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);    // out: 6 GB/s of 3 needed
+  EXPECT_NEAR(result.rows[1].excess, 0, 1e-9);    // in: 3 GB/s of 3 needed
+  EXPECT_NEAR(result.rows[2].excess, 0.5, 1e-9);  // 60 GB of 40 needed
   EXPECT_NEAR(result.rows[2].used, 6e10, 1);
   EXPECT_NEAR(result.rows[3].excess, 0, 1e-9);
 }
 
 TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerAndRefusesNothing) {
-  // 6 GB out in 1 s and in again in 2 s, at 3 GB/s: a second more forward.
+  // 6 GB are copied out in 1 s of forward, and in during 2 s of backward, at 3
+  // GB/s. So forward takes a second more.
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {
       {.name = "x", .bytes = 6e9, .must = SwapProblem::Must::kSwap},
@@ -138,18 +140,18 @@ TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerAndRefusesNothing) {
   const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
-  // Nothing is added to those copies.
+  // No other bytes are copied.
   EXPECT_NEAR(result.ranks[0].tensors[1].recompute, 1, 1e-9);
   EXPECT_NEAR(result.joint->step_s, 10 * (3 + 0.1), 1e-9);
   EXPECT_NEAR(result.ranks[0].stall_s, 10, 1e-6);
   EXPECT_NEAR(result.stall_s, 10, 1e-6);
   EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);
   EXPECT_EQ(result.rows[1].excess, 0);
-  // With 1 GB/s more they take 1.5 s.
+  // With 1 GB/s more the copies take 1.5 s.
   EXPECT_NEAR(result.rows[0].one_more.step_s, 5, 1e-6);
 }
 
-TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
+TEST(NodeSwap, EachRankOnAnOverloadedLinkWaitsForItsShare) {
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {
       {.name = "x", .bytes = 3e9, .must = SwapProblem::Must::kSwap}};
@@ -159,16 +161,18 @@ TEST(NodeSwap, RanksOnAnOverloadedLinkWaitEachForItsPart) {
   p.ranks[1].kinds[0].backward_layer_s = 4;
   const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
-  // Out: 3 + 1.5 of 3 GB/s, so forward takes half longer.
+  // Out, the ranks need 3 + 1.5 GB/s of 3 GB/s, so forward takes half as long
+  // again.
   EXPECT_NEAR(result.ranks[0].stall_s, 10 * 0.5, 1e-6);
   EXPECT_NEAR(result.ranks[1].stall_s, 10 * 1.0, 1e-6);
   EXPECT_NEAR(result.stall_s, 10, 1e-6);
-  // What has a window as long as its copies take hides them.
+  // A rank with resident layers only has nothing to wait for.
   p.ranks[1].kinds[0].resident_layers = 10;
   EXPECT_EQ(MustPlanCase(p).ranks[1].stall_s, 0);
 }
 
-// 24 GB of every layer take 2 s to recompute, and a second of the link.
+// Returns a rank with 24 GB per layer that take 2 s to recompute, and about a
+// second to copy.
 SwapProblem DearToRecompute() {
   using Must = SwapProblem::Must;
   SwapProblem p;
@@ -193,14 +197,14 @@ SwapProblem DearToRecompute() {
   return p;
 }
 
-TEST(NodeSwap, CopiesShowWhereTheyTakeLessThanToRecompute) {
+TEST(NodeSwap, CopiesAreExposedWhereTheyTakeLessThanRecomputation) {
   const SwapProblem p = DearToRecompute();
   EXPECT_NEAR(MustPlanCase(p, SwapPolicy::kHidden).joint->step_s, 101.95, 1e-6);
   const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
   EXPECT_NEAR(*result.hidden_step_s, 101.95, 1e-6);
-  // All swapped but ffn_norm: 26.1 GB out in 0.9 s.
+  // All but ffn_norm is swapped: 26.1 GB out in 0.9 s of forward.
   EXPECT_NEAR(result.ranks[0].tensors[2].recompute, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
   EXPECT_NEAR(result.joint->step_s, 92.8 + 30 * 0.005, 1e-6);
@@ -211,7 +215,7 @@ TEST(NodeSwap, CopiesShowWhereTheyTakeLessThanToRecompute) {
               1e-6);
 }
 
-TEST(NodeSwap, RanksOfOneLinkStallAsOneRankWithItsPart) {
+TEST(NodeSwap, TwoRanksOnTwiceTheLinkStallLikeOneRank) {
   SwapProblem p = DearToRecompute();
   const NodeSwapResult one = MustPlanCase(p);
   p.ranks.push_back(p.ranks[0]);
@@ -226,7 +230,7 @@ TEST(NodeSwap, RanksOfOneLinkStallAsOneRankWithItsPart) {
   }
 }
 
-TEST(NodeSwap, ALayerThatStaysCostsNoMemoryButItsWindow) {
+TEST(NodeSwap, ResidentLayersNeedNoCopiesAndNoRecomputation) {
   SwapProblem p = OneRank();
   p.ranks[0].kinds[0].resident_layers = 10;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
@@ -241,8 +245,8 @@ std::string Complaint(const SwapProblem& problem) {
   return std::string(PlanNodeSwap(problem).status().message());
 }
 
-// The value of one more GiB of a limit other than NUMA nodes': 40 GB, half of
-// it swapped.
+// The limit holds 20 of 40 GB. One more GiB saves the recomputation of as many
+// bytes.
 TEST(NodeSwap, OneMoreGibibyteOfAHostLimitIsWorthItsRecomputation) {
   SwapProblem p = OneRank();
   p.hosts = {{"job", 20e9}, {"other", 1}};
@@ -259,7 +263,7 @@ TEST(NodeSwap, OneMoreGibibyteOfAHostLimitIsWorthItsRecomputation) {
   EXPECT_NEAR(row->one_more.step_s, 10 * 0.1 * 1.073741824 / 40, 1e-9);
 }
 
-// Returns the field that is refused after a change of a valid node; "": none.
+// Returns the field that is refused after `change` of a valid node, or "".
 std::string RefusedField(const std::function<void(SwapProblem&)>& change) {
   SwapProblem p = OneRank();
   p.numa.push_back({1, 1e12});
@@ -290,7 +294,7 @@ std::string RefusedOfTensor(
   return path.starts_with("tensors[0].") ? path.substr(11) : path;
 }
 
-TEST(NodeSwap, LinksAndMemoryAreRefusedBeyondTheirBorders) {
+TEST(NodeSwap, LinksAndMemoryAreRefusedBeyondTheirLimits) {
   EXPECT_EQ(RefusedField([](auto& p) { p.links.push_back(p.links[0]); }),
             "links[1].name");
   EXPECT_EQ(RefusedField([](auto& p) { p.links[0].h2d_bytes_per_s = 0; }),
@@ -319,7 +323,7 @@ TEST(NodeSwap, LinksAndMemoryAreRefusedBeyondTheirBorders) {
   EXPECT_EQ(host(1.001e18), "hosts[1].budget_bytes");
 }
 
-TEST(NodeSwap, RanksAreRefusedBeyondTheirBorders) {
+TEST(NodeSwap, RanksAreRefusedBeyondTheirLimits) {
   EXPECT_EQ(RefusedOfRank([](auto& r) { r.name = "0"; }), "name");
   EXPECT_EQ(RefusedOfRank([](auto& r) { r.links.push_back("pcie0"); }),
             "links[1]");
@@ -360,7 +364,7 @@ TEST(NodeSwap, RanksAreRefusedBeyondTheirBorders) {
   }
 }
 
-TEST(NodeSwap, TensorsAreRefusedBeyondTheirBorders) {
+TEST(NodeSwap, TensorsAreRefusedBeyondTheirLimits) {
   EXPECT_EQ(RefusedOfTensor([](auto& t) { t.name = ""; }), "name");
   EXPECT_EQ(RefusedOfTensor([](auto& t) { t.recompute_s = -1; }),
             "recompute_s");
@@ -399,7 +403,7 @@ TEST(NodeSwap, TensorsAreRefusedBeyondTheirBorders) {
   }
 }
 
-TEST(NodeSwap, TensorsThatAreSharedAreToBeChosenAlike) {
+TEST(NodeSwap, SharedTensorsMustBeAlike) {
   EXPECT_EQ(RefusedOfTensor([](auto& t) { t.must = SwapProblem::Must::kSwap; }),
             "shared");
   EXPECT_EQ(RefusedOfTensor([](auto& t) { t.given.swap = 0.5; }), "shared");
@@ -413,7 +417,7 @@ TEST(NodeSwap, TensorsThatAreSharedAreToBeChosenAlike) {
             "");
 }
 
-TEST(NodeSwap, EveryNumberIsRefusedBelowItsLeast) {
+TEST(NodeSwap, EveryNumberBelowItsMinimumIsRefused) {
   using Change = void (*)(SwapProblem&);
   const std::pair<const char*, Change> changes[] = {
       {"links[0].h2d_bytes_per_s",
@@ -453,7 +457,7 @@ TEST(NodeSwap, EveryNumberIsRefusedBelowItsLeast) {
   }
 }
 
-TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {
+TEST(NodeSwap, InvalidFieldsAreRefusedWithTheirPath) {
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "a", .bytes = 1}, {.name = "b", .bytes = -1}};
   EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].bytes: -1 is negative");
@@ -478,7 +482,7 @@ TEST(NodeSwap, NonsenseIsRefusedWithItsPath) {
   p.ranks[0].kinds[1].forward_layer_s = 1;
   EXPECT_EQ(Complaint(p),
             "ranks[0].kinds[1].backward_layer_s: is 0: it must be above");
-  p.ranks[0].tensors.clear();  // nothing for a backward: layers are frozen
+  p.ranks[0].tensors.clear();  // without tensors the layers are frozen
   EXPECT_EQ(Complaint(p), "");
   p.ranks[0].kinds[1].name = p.ranks[0].kinds[0].name;
   EXPECT_EQ(Complaint(p), "ranks[0].kinds[1].name: 'layer' occurs twice");

@@ -29,10 +29,9 @@ NodeSwapResult MustPlanSwap(const SwapProblem& problem,
   return result.ok() ? *std::move(result) : NodeSwapResult{};
 }
 
-// ---- Links are no refusal ---------------------------------------------------
+// ---- Overloaded links -------------------------------------------------------
 
-// Returns the node with links that carry all mandatory copies, or only `part`
-// of what they lack for them.
+// Returns the node with links that are faster by `part` of their excess.
 SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
                        double part) {
   for (const CapacityRow& row : result.rows) {
@@ -48,8 +47,8 @@ SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
   return node;
 }
 
-// Checks an answer with exposed copies against another solver: it satisfies the
-// rows of the node with that excess, and a node with less excess is infeasible.
+// Checks a plan that overloads links with GLPK: a node with links that are
+// faster by their excess is feasible, and one with less is not.
 void ExpectTheLeastOverload(const SwapProblem& node,
                             const NodeSwapResult& result, int i) {
   EXPECT_FALSE(SolveWithGlpk(node).feasible) << i;
@@ -69,7 +68,7 @@ void ExpectTheLeastOverload(const SwapProblem& node,
   EXPECT_NEAR(slowest, result.joint->step_s + result.stall_s, 1e-9 * slowest);
 }
 
-TEST(NodeSwap, OverloadedLinksRefuseNothingAndGetNoCopyThatNeedNotBe) {
+TEST(NodeSwap, OverloadedLinksRefuseNothingAndCarryOnlyMandatoryCopies) {
   std::mt19937 random(2);
   int slow = 0;
   for (int i = 0; i < kNodes / 4; ++i) {
@@ -94,7 +93,7 @@ TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
       EXPECT_FALSE(result.memo) << i;
       continue;
     }
-    if (!result.in_time) continue;  // above
+    if (!result.in_time) continue;  // tested above
     ++feasible;
     EXPECT_LE(WorstBreach(node, result.ranks), 1e-6) << i;
     const SwapObjective naive = Naive(node, result.ranks);
@@ -117,7 +116,7 @@ TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
   EXPECT_GT(better, 50);
 }
 
-TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
+TEST(NodeSwap, AThousandNodesMatchGlpk) {
   std::mt19937 random(2);
   int infeasible = 0;
   for (int i = 0; i < kNodes; ++i) {
@@ -126,7 +125,7 @@ TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
     const Reference theirs = SolveWithGlpk(node);
     ASSERT_EQ(ours.feasible && ours.in_time, theirs.feasible)
         << i << " " << theirs.excess;
-    if (!ours.in_time && ours.feasible) continue;  // above
+    if (!ours.in_time && ours.feasible) continue;  // tested above
     if (ours.feasible) {
       const SwapObjective& want = theirs.objective;
       EXPECT_NEAR(ours.joint->step_s, want.step_s, 1e-6 * want.step_s) << i;
@@ -145,8 +144,7 @@ TEST(NodeSwap, AThousandNodesComeOutAsGlpkSays) {
   EXPECT_GT(infeasible, 20);
 }
 
-// More ranks and tensors than the random nodes have.
-TEST(NodeSwap, ALargeNodeComesOutAsGlpkSays) {
+TEST(NodeSwap, ALargeNodeMatchesGlpk) {
   const SwapProblem node = BusyNode(32, 24);
   const NodeSwapResult ours = MustPlanSwap(node);
   const Reference theirs = SolveWithGlpk(node);
@@ -157,7 +155,7 @@ TEST(NodeSwap, ALargeNodeComesOutAsGlpkSays) {
   EXPECT_NEAR(ours.joint->moved_bytes / other.moved_bytes, 1, 1e-6);
 }
 
-// ---- Copies that show by choice ---------------------------------------------
+// ---- Copies that are exposed by choice --------------------------------------
 
 // Multiplies all recomputation seconds by `times`.
 SwapProblem Dearer(SwapProblem node, double times) {
@@ -199,7 +197,7 @@ TEST(NodeSwap, StallsByChoiceMakeNoRankSlowerAndTheSlowestFaster) {
   EXPECT_GT(chosen, 10);
 }
 
-// ---- What must not matter ---------------------------------------------------
+// ---- Changed nodes ----------------------------------------------------------
 
 TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
   std::mt19937 random(3);
@@ -268,7 +266,7 @@ TEST(NodeSwap, MoreCapacityIsNeverWorse) {
   EXPECT_GT(faster, 5);
 }
 
-TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
+TEST(NodeSwap, OneMoreMatchesSolvingWithOneMoreUnit) {
   std::mt19937 random(5);
   int bought = 0;
   for (int i = 0; i < 60; ++i) {
@@ -290,7 +288,7 @@ TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
       const double step = before.joint->step_s;
       EXPECT_NEAR(step - after.joint->step_s, row.one_more.step_s, 1e-6 * step)
           << i;
-      // 1e-9 of the step can be worth more than that in recomputation.
+      // A difference of 1e-9 of the step may change recomputation by more.
       EXPECT_NEAR(before.joint->recompute_s - after.joint->recompute_s,
                   row.one_more.recompute_s, 1e-5 * step)
           << i;
@@ -302,8 +300,6 @@ TEST(NodeSwap, OneMoreIsWhatSolvingWithOneMoreGives) {
 
 // ---- Tiny cases, by brute force ---------------------------------------------
 
-// Compares with the best point of a grid of fractions of 2 tensors of 1 rank:
-// the LP may only be better, and by at most the grid's coarseness.
 TEST(NodeSwap, NoPointOfAGridIsBetter) {
   std::mt19937 random(6);
   for (int i = 0; i < 40; ++i) {
@@ -329,9 +325,9 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
   }
 }
 
-// ---- What a runtime leaves to choose ----------------------------------------
+// ---- Shared and given fractions ---------------------------------------------
 
-// Gives all free tensors of all ranks one alpha; none are kept.
+// Makes all free tensors of all ranks share one alpha. None may be kept.
 SwapProblem WithOneFraction(SwapProblem node) {
   for (SwapProblem::Rank& rank : node.ranks) {
     for (SwapProblem::Tensor& tensor : rank.tensors) {
@@ -370,9 +366,9 @@ TEST(NodeSwap, TensorsThatAreSharedHaveOneFraction) {
   }
 }
 
-// A daemon's request: jobs of two ranks that share their second tensors, some
-// fractions given, some tensors that cannot be kept or are always copied, and
-// host limits over any ranks.
+// Returns a node like those of a daemon: jobs of two ranks that share tensor
+// t2, some given fractions, some tensors that cannot be kept or are always
+// copied, and host limits over any ranks.
 SwapProblem RandomJobs(std::mt19937& random) {
   SwapProblem node = RandomNode(random);
   double all = 0;
@@ -406,7 +402,7 @@ SwapProblem RandomJobs(std::mt19937& random) {
   return node;
 }
 
-TEST(NodeSwap, WhatADaemonAsksComesOutAsGlpkSays) {
+TEST(NodeSwap, NodesLikeADaemonsMatchGlpk) {
   std::mt19937 random(8);
   int fits = 0, shared = 0;
   for (int i = 0; i < kNodes; ++i) {

@@ -17,7 +17,8 @@ class Maker {
   SwapProblem Node() {
     const size_t ranks = 1 + random_() % 8;
     const size_t numa = 1 + random_() % 2;
-    // Whole nodes are roomy or tight, so that each kind of row binds somewhere.
+    // The limits of a whole node are roomy or tight, so that each kind of row
+    // binds somewhere.
     host_ = Spread(0.2, 3);
     gpu_ = Coin(0.3) ? 0 : Spread(0.01, 2);
     link_ = Spread(0.5, 4);
@@ -128,8 +129,9 @@ SwapProblem RandomNode(std::mt19937& random) { return Maker(random).Node(); }
 
 namespace {
 
-// The kind again, with `layers` of its layers and everything else of another
-// size; now and then frozen, with nothing for a backward.
+// Adds a kind like the rank's only kind, with `layers` layers and everything
+// else randomly scaled. Some kinds are frozen: they have no tensors and no
+// backward.
 void AddKind(const SwapProblem::Rank& one, int64_t layers, size_t k,
              std::mt19937& random, SwapProblem::Rank* rank) {
   const auto times = [&random] {
@@ -178,7 +180,9 @@ SwapProblem WithKinds(SwapProblem node, std::mt19937& random) {
 SwapProblem BusyNode(size_t ranks, size_t tensors) {
   SwapProblem node;
   const double wide = static_cast<double>(ranks) / 8;
-  const double part = 12 / static_cast<double>(tensors);  // of a tensor
+  const double part =
+      12 /
+      static_cast<double>(tensors);  // a tensor's size, relative to 12 tensors
   node.numa = {{0, 1.2e12 * wide}, {1, 1.2e12 * wide}};
   for (const char* name : {"switch0", "switch1"}) {
     node.links.push_back({name, 6e10 * wide, 6e10 * wide, 1e11 * wide});

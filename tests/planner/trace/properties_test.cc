@@ -40,7 +40,7 @@ plan::Trace Reversed(plan::Trace trace) {
   for (plan::Buffer& b : trace.buffers) {
     b = {b.id, trace.end - b.upper, trace.end - b.lower, b.size};
   }
-  // In request order again.
+  // Restores the order of requests.
   std::stable_sort(
       trace.buffers.begin(), trace.buffers.end(),
       [](const auto& a, const auto& b) { return a.lower < b.lower; });
@@ -60,7 +60,7 @@ plan::Trace Doubled(plan::Trace trace) {
   return trace;
 }
 
-// Alignment too, so that rounding is the same.
+// Scales the alignment, too, so that rounding is the same.
 constexpr int64_t kScale = 4;
 plan::Trace Scaled(plan::Trace trace) {
   for (plan::Buffer& b : trace.buffers) b.size = b.size * kScale;
@@ -92,7 +92,7 @@ std::vector<plan::Trace> Inputs() {
   inputs.push_back(
       GenerateIteration(*FindIteration("llama-8b-tp1-cp4-chunks1-mb1"), 2)
           .trace);
-  // Reversed and doubled ones end where the last buffer does.
+  // Reversed() and Doubled() need an end that is not before a buffer's.
   for (plan::Trace& trace : inputs) {
     for (const plan::Buffer& b : trace.buffers) {
       trace.end = std::max(trace.end, b.upper);
@@ -113,7 +113,7 @@ TEST_P(PlanProperties, ProvedPeaksAreEqual) {
     ASSERT_THAT(after, IsOk());
     EXPECT_THAT(plan::ValidatePlacement(changed, *after), IsOk());
     EXPECT_EQ(after->max_live, before->max_live * GetParam().factor);
-    // A bound that was found for one holds for both.
+    // A bound of either trace, scaled by the factor, holds for the other.
     EXPECT_LE(after->lower_bound, before->peak * GetParam().factor);
     EXPECT_LE(before->lower_bound * GetParam().factor, after->peak);
     if (!before->optimal() || !after->optimal()) continue;
@@ -147,8 +147,6 @@ TEST(PlanProperties, TheSameTraceHasTheSamePlan) {
 
 // ---- Golden ----------------------------------------------------------------
 
-// A line a plan, and two small plans whole: a change of the solvers that
-// moves a buffer shows as a diff of tests/golden/planner/memory_plans.txt.
 std::string Line(const std::string& name, const MemoryPlan& plan) {
   return fmt::format(
       "{}: {} buffers, peak {}, bound {}, max live {}, proved by {}, levels "
@@ -157,6 +155,8 @@ std::string Line(const std::string& name, const MemoryPlan& plan) {
       plan.max_live.count(), plan.proved_by, plan.levels);
 }
 
+// Returns a line per plan, and two small plans in full, so that a change of the
+// solvers that moves a buffer shows in tests/golden/planner/memory_plans.txt.
 std::string GoldenPlans() {
   std::string lines, whole;
   const auto add = [&](const std::string& name, const NamedTrace& named,

@@ -25,7 +25,7 @@ absl::StatusOr<NamedTrace> Read(const std::string& text,
   return ReadTrace(in, options);
 }
 
-// Lifetimes and sizes as text, to be compared at a glance.
+// Returns lifetimes and sizes as text.
 std::vector<std::string> Rows(const NamedTrace& named) {
   std::vector<std::string> rows;
   for (size_t k = 0; k < named.names.size(); ++k) {
@@ -36,7 +36,7 @@ std::vector<std::string> Rows(const NamedTrace& named) {
   return rows;
 }
 
-// Returns the error, which is one line without control characters.
+// Returns the error, and expects no line ends or control characters in it.
 std::string ReadRefusal(const std::string& text,
                         const TraceOptions& options = {}) {
   const auto read = Read(text, options);
@@ -83,7 +83,7 @@ TEST(CsvTrace, TimesMayBeBelowZeroAndATraceMayBeEmpty) {
   EXPECT_THAT(Read("id,lower,upper,size\n"), IsOk());
 }
 
-TEST(CsvTrace, NonsenseIsToldWithLineColumnAndValue) {
+TEST(CsvTrace, ErrorsNameLineColumnAndValue) {
   const std::string header = "id,lower,upper,size\n";
   EXPECT_THAT(ReadRefusal(header + "1,0,4,8\n2,5,5,8\n"),
               HasSubstr("t:3:5: upper = 5 is not above lower = 5"));
@@ -104,7 +104,7 @@ TEST(CsvTrace, NonsenseIsToldWithLineColumnAndValue) {
   EXPECT_THAT(ReadRefusal(header + "1,0,3,8,9\n"), HasSubstr("t:2: 5 fields"));
 }
 
-TEST(CsvTrace, WhatWouldOverflowIsRefused) {
+TEST(CsvTrace, NumbersThatWouldOverflowAreRefused) {
   const std::string header = "id,lower,upper,size\n";
   EXPECT_THAT(ReadRefusal(header + "1,0,4,99999999999999999999\n"),
               HasSubstr("t:2:7: size = '99999999999999999999'"));
@@ -135,7 +135,7 @@ TEST(CsvTrace, TheLargestAlignmentHoldsForAllRows) {
               HasSubstr("t:2:9: alignment = 48"));
 }
 
-TEST(CsvTrace, AnEmptyColumnOfGapsIsNoneAndAGapIsRefusedInItsRow) {
+TEST(CsvTrace, AnEmptyGapIsAcceptedAndAGapIsRefusedInItsRow) {
   const std::string header = "id,lower,upper,size,gaps\n";
   EXPECT_THAT(Read(header + "1,0,3,8,\n"), IsOk());
   EXPECT_THAT(ReadRefusal(header + "1,0,3,8,\n2,0,9,8,2-5\n"),
@@ -151,7 +151,7 @@ TEST(CsvTrace, ColumnsThatAreMissingOrTwiceAreNamed) {
 
 // ---- Request log -----------------------------------------------------------
 
-TEST(RequestLog, TimeIsTheLineAndWhatIsNotFreedLivesToTheEnd) {
+TEST(RequestLog, TimeIsTheLineAndUnfreedBuffersLiveToTheEnd) {
   const auto named = Read("malloc a 512\nmalloc b 100\nfree a\n");
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("a [1, 3) 512", "b [2, 4) 100"));
@@ -163,11 +163,11 @@ TEST(RequestLog, AnIdMayReturnAfterItsFree) {
       Read("# step 1\nmalloc 7 8\nfree 7\n\nmalloc 7 16\nfree 7\n");
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("7 [2, 3) 8", "7#2 [5, 6) 16"));
-  // The plan's ids are distinct, so that it is a trace again.
+  // The plan's ids are distinct, so that the plan can be read as a trace.
   EXPECT_THAT(Read(PlanCsv(*named, {Bytes(0), Bytes(0)})), IsOk());
 }
 
-TEST(RequestLog, NonsenseIsToldWithLineAndColumn) {
+TEST(RequestLog, ErrorsNameLineAndColumn) {
   EXPECT_THAT(ReadRefusal("malloc a 8\nmalloc a 9\n"),
               HasSubstr("t:2:8: id 'a' is alive since line 1"));
   EXPECT_THAT(ReadRefusal("malloc a 8\nfree b\n"),
@@ -225,8 +225,8 @@ TEST(PyTorchTrace, RequestsArePairedByAddressInTheOrderOfTheirTimes) {
   EXPECT_EQ(named->trace.alignment, Bytes(512));
 }
 
-// As of a clock that began later: -2.75, -2.5, -0.25 us.
-TEST(PyTorchTrace, TimesBelowZeroAreInTheirOrderToo) {
+// Times are below zero if the clock began later.
+TEST(PyTorchTrace, TimesBelowZeroKeepTheirOrder) {
   const auto named =
       Read(Chrome({Memory("-0.25", 7, -512), Memory("-2.75", 7, 512),
                    Memory("-2.5", 9, 1024)}));
@@ -242,15 +242,16 @@ TEST(PyTorchTrace, TiesKeepTheFilesOrder) {
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512", "1 [3, 4) 2048"));
 }
 
-TEST(PyTorchTrace, TimesSince1970AreToldApartByTheNanosecond) {
+TEST(PyTorchTrace, TimesSince1970AreExactToTheNanosecond) {
   const auto named = Read(Chrome({Memory("1700000000000000.002", 7, -512),
                                   Memory("1700000000000000.001", 7, 512)}));
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512"));
 }
 
-TEST(PyTorchTrace, NumbersComeInEveryWayThatJsonWritesThem) {
-  // 20 and 30.0005 microseconds, and the same address in hexadecimal.
+TEST(PyTorchTrace, NumbersAreReadInEveryNotationOfJson) {
+  // The times 20 and 30.0005 us are in exponent notation, and a free has its
+  // address in hexadecimal.
   std::string free = Memory("30", 31, -512);
   free.replace(free.find("\"Addr\":31"), 9, R"("Addr":"0x1f")");
   const auto named =
@@ -263,7 +264,7 @@ TEST(PyTorchTrace, NumbersComeInEveryWayThatJsonWritesThem) {
               HasSubstr("ts is '1e16'"));
 }
 
-TEST(PyTorchTrace, AFieldOfNoNumberIsNamed) {
+TEST(PyTorchTrace, AFieldThatIsNoNumberIsNamed) {
   for (const char* const value : {"null", "true"}) {
     std::string event = Memory("1", 7, 512);
     event.replace(event.find("\"Addr\":7"), 8,
@@ -280,13 +281,13 @@ TEST(PyTorchTrace, MoreBytesThanATraceCanHaveAreNamed) {
               HasSubstr("traceEvents[3]: size = 512"));
 }
 
-TEST(PyTorchTrace, AFreeWithoutAMallocLivedFromTheStart) {
+TEST(PyTorchTrace, ABufferFreedWithoutAMallocLivesFromTheStart) {
   const auto named = Read(Chrome({Memory("1", 3, 1), Memory("2", 7, -512)}));
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("0 [0, 2) 512", "1 [1, 3) 1"));
 }
 
-TEST(PyTorchTrace, AnAddressGivenOutAgainWasFreedBefore) {
+TEST(PyTorchTrace, AnAddressThatIsAllocatedAgainWasFreedBefore) {
   const auto named = Read(Chrome({Memory("1", 7, 512), Memory("2", 7, 64)}));
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512", "1 [2, 3) 64"));
@@ -306,13 +307,13 @@ TEST(PyTorchTrace, OneOfSeveralDevicesIsChosen) {
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 128"));
 }
 
-TEST(PyTorchTrace, ABareListOfEventsIsOneToo) {
+TEST(PyTorchTrace, ABareListOfEventsIsATrace) {
   const auto named = Read("[" + Memory("1", 7, 512) + "]");
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512"));
 }
 
-TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
+TEST(PyTorchTrace, MissingAndDamagedFieldsAreNamed) {
   EXPECT_THAT(ReadRefusal(Chrome({R"({"name":"x"})"})),
               HasSubstr("profile_memory=True"));
   EXPECT_THAT(ReadRefusal(R"({"displayTimeUnit":"ms"})"),
@@ -322,7 +323,7 @@ TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
       HasSubstr("traceEvents[0], a [memory] event: args.Addr is missing"));
   EXPECT_THAT(ReadRefusal(Chrome({Memory("\"soon\"", 7, 512)})),
               HasSubstr("traceEvents[1], a [memory] event: ts is 'soon'"));
-  // The least there is has no magnitude of its own.
+  // The negation of the least number overflows.
   for (const char* const far :
        {"-9223372036854775808", "9223372036854775807"}) {
     EXPECT_THAT(ReadRefusal(Chrome({Memory(far, 7, 512)})),
@@ -335,9 +336,8 @@ TEST(PyTorchTrace, WhatIsMissingOrDamagedIsNamed) {
               HasSubstr("is no JSON"));
 }
 
-// What JSON forbids in a text and PyTorch writes there: names of operators do
-// not matter to a plan.
-TEST(PyTorchTrace, WhatANameHoldsDoesNotMatter) {
+// PyTorch writes names that JSON forbids. Names do not matter to a plan.
+TEST(PyTorchTrace, NamesThatJsonForbidsAreAccepted) {
   for (const char* name :
        {R"(C:\code\model.py)", "a\tb", "a\x01z", "Tr\xe9\xfftensor",
         R"(\ud800)", R"(\u12)", R"(a\"b)", R"(a\\)"}) {
@@ -350,7 +350,7 @@ TEST(PyTorchTrace, WhatANameHoldsDoesNotMatter) {
   }
 }
 
-TEST(PyTorchTrace, WhatIsNoJsonIsNamedAndOnlyACutIsCalledOne) {
+TEST(PyTorchTrace, InvalidJsonIsNamedAndOnlyATruncatedFileIsCalledCutOff) {
   EXPECT_THAT(ReadRefusal(R"({"traceEvents":[{"name":"x","ts":NaN}]})"),
               HasSubstr("N' cannot stand there"));
   EXPECT_THAT(ReadRefusal(R"({"traceEvents":[{"name":"x)"),
@@ -359,7 +359,7 @@ TEST(PyTorchTrace, WhatIsNoJsonIsNamedAndOnlyACutIsCalledOne) {
               HasSubstr("was it cut off"));
 }
 
-TEST(PyTorchTrace, AHeaderThatAskedForMemoryEventsIsTakenAtItsWord) {
+TEST(PyTorchTrace, TheErrorSaysIfTheHeaderAskedForMemoryEvents) {
   EXPECT_THAT(
       ReadRefusal(R"({"profile_memory":1,"traceEvents":[{"name":"x"}]})"),
       HasSubstr("has no [memory] events, which its header asked for "
@@ -377,8 +377,9 @@ std::string WithTotal(std::string event, int64_t total) {
                        fmt::format("\"Total Allocated\":{},", total));
 }
 
-// Guards against a peak without the weights of a trace that begins after them.
-TEST(PyTorchTrace, WhatWasAliveBeforeTheFirstEventIsCounted) {
+// Guards against a peak without the weights, if a trace begins after their
+// allocation.
+TEST(PyTorchTrace, MemoryAllocatedBeforeTheFirstEventIsCounted) {
   // 1,536 bytes are alive; 512 of them are freed in the trace.
   const auto named = Read(Chrome({WithTotal(Memory("2", 9, 64), 1600),
                                   WithTotal(Memory("3", 7, -512), 1088),
@@ -389,14 +390,14 @@ TEST(PyTorchTrace, WhatWasAliveBeforeTheFirstEventIsCounted) {
   EXPECT_THAT(named->notes,
               ElementsAre(HasSubstr("1024 bytes were allocated before the "
                                     "first event")));
-  // All of it is freed, or the trace begins with nothing.
+  // No buffer is added if all of it is freed, or if nothing is alive before.
   const auto freed = Read(Chrome({WithTotal(Memory("1", 7, -512), 0)}));
   ASSERT_THAT(freed, IsOk());
   EXPECT_THAT(Rows(*freed), ElementsAre("0 [0, 1) 512"));
   const auto nothing = Read(Chrome({WithTotal(Memory("1", 7, 512), 512)}));
   ASSERT_THAT(nothing, IsOk());
   EXPECT_THAT(Rows(*nothing), ElementsAre("0 [1, 2) 512"));
-  // Each device has its own.
+  // Each device has its own earlier memory.
   const auto second = Read(Chrome({WithTotal(Memory("1", 7, 512), 512),
                                    WithTotal(Memory("2", 7, 512, 1, 1), 4608)}),
                            {.device = "cuda:1"});
@@ -437,7 +438,7 @@ TEST(ProfileTrace, OneOfSeveralRanksIsChosen) {
   EXPECT_EQ(named->source, "profile of rank 3");
 }
 
-TEST(ProfileTrace, WhatTheDaemonAsksTheWorkerHasProfilesToo) {
+TEST(ProfileTrace, ARequestToTheWorkerIsReadAsItsProfiles) {
   plan::PlanRequest request;
   request.profiles = {Profile(0), Profile(3)};
   const auto named = Read(plan::Encode(request), {.device = "3"});
@@ -445,7 +446,7 @@ TEST(ProfileTrace, WhatTheDaemonAsksTheWorkerHasProfilesToo) {
   EXPECT_EQ(named->source, "profile of rank 3");
 }
 
-TEST(ProfileTrace, SegmentsThatAreTooMuchTogetherAreRefused) {
+TEST(ProfileTrace, SegmentsThatTogetherExceedATraceAreRefused) {
   plan::RankProfile profile = Profile(0);
   profile.segments[1].trace.end = plan::kMaxTime;
   EXPECT_THAT(ReadRefusal(plan::Encode(profile)), HasSubstr("'loss.full'"));
@@ -456,7 +457,7 @@ TEST(ProfileTrace, SegmentsThatAreTooMuchTogetherAreRefused) {
               HasSubstr(fmt::to_string(int64_t{1} << 60)));
 }
 
-TEST(ProfileTrace, ADamagedOneIsRefusedWithItsPath) {
+TEST(ProfileTrace, ADamagedProfileIsRefusedAndItsFieldIsNamed) {
   std::string text = plan::Encode(Profile(0));
   text.replace(text.find("\"layers\":1"), 10, "\"layers\":0");
   EXPECT_THAT(ReadRefusal(text), HasSubstr("layers"));
@@ -471,9 +472,9 @@ TEST(TraceBuilder, HoldsAsManyBuffersAsAPlan) {
             absl::StatusCode::kInvalidArgument);
 }
 
-// ---- All of them -----------------------------------------------------------
+// ---- All formats -----------------------------------------------------------
 
-TEST(ReadTrace, WhatIsNoTraceIsRefused) {
+TEST(ReadTrace, InputThatIsNoTraceIsRefused) {
   EXPECT_THAT(ReadRefusal(""), HasSubstr("t: is empty"));
   EXPECT_THAT(ReadRefusal("\n \n"), HasSubstr("t: is empty"));
   EXPECT_THAT(ReadRefusal("hello\n"), HasSubstr("begins with 'hello'"));
@@ -484,8 +485,8 @@ TEST(ReadTrace, WhatIsNoTraceIsRefused) {
               HasSubstr("'id' is missing"));
 }
 
-TEST(ReadTrace, ADiskThatFailsIsToldAndNoShortTraceIsTaken) {
-  // Gives a whole row, then fails as std::filebuf does.
+TEST(ReadTrace, AReadErrorIsReportedAndNoPartialTraceIsReturned) {
+  // Yields a complete row, then fails like std::filebuf.
   class Failing : public std::stringbuf {
    public:
     Failing() : std::stringbuf("id,lower,upper,size\n1,0,2,8\n") {}
@@ -504,7 +505,7 @@ TEST(ReadTrace, ADiskThatFailsIsToldAndNoShortTraceIsTaken) {
   EXPECT_EQ(std::string(named.status().message()), "t: cannot be read");
 }
 
-TEST(ReadTrace, TheFormatCanBeSaid) {
+TEST(ReadTrace, TheFormatCanBeGiven) {
   EXPECT_THAT(ReadRefusal("malloc 1 2\n", {.format = TraceFormat::kMiniMalloc}),
               HasSubstr("column 'id' is missing"));
   for (const char* name : {"minimalloc", "log", "pytorch", "profile"}) {

@@ -15,7 +15,7 @@ struct ExpectedLength {
   const char* hardware;
   int64_t gpus;
   double tokens;
-  double least, most;  // ours / theirs
+  double least, most;  // of ours / published
 
   friend void PrintTo(const ExpectedLength& p, std::ostream* out) {
     *out << p.model << " on " << p.gpus << " x " << p.hardware;
@@ -24,12 +24,12 @@ struct ExpectedLength {
 
 class Alst : public ::testing::TestWithParam<ExpectedLength> {};
 
-// kAlstHiddens was fitted to the second and third, kAlstStatesOnGpu to where
-// the recipes put a shard, both with all rows in view: this keeps the answers
-// near what is published, and predicts nothing. arXiv 2506.13996 and
-// ArcticTraining's recipes (b28638e6, projects/sequence-parallelism); nodes
-// with 1.9 TB.
-TEST_P(Alst, ReachesWhatIsPublished) {
+// Keeps estimates near published lengths, but does not test predictions:
+// kAlstHiddens was fitted to the second and third length, and kAlstStatesOnGpu
+// to the recipes' placement of a shard. Sources: arXiv 2506.13996, and
+// ArcticTraining's recipes (b28638e6, projects/sequence-parallelism). Nodes
+// have 1.9 TB of host memory.
+TEST_P(Alst, ReachesPublishedLengths) {
   const ExpectedLength& p = GetParam();
   Request request{.model = *FindModel(p.model),
                   .hardware = *FindHardware(p.hardware),
@@ -56,9 +56,10 @@ INSTANTIATE_TEST_SUITE_P(
         ExpectedLength{"llama-8b", "h100-80g", 32, 15e6, 0.9, 1.1},
         ExpectedLength{"llama-70b", "h100-80g", 64, 10e6, 0.8, 1.25},
         ExpectedLength{"qwen3-32b", "h100-80g", 8, 1.55e6, 0.8, 1.25},
-        // Its recipe leaves layer inputs on the GPU: host memory is spent.
+        // Its recipe leaves layer inputs on the GPU, because host memory is
+        // used up.
         ExpectedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
-        // A later recipe than those the number was fixed on.
+        // Its recipe is later than the recipes that were fitted to.
         ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.8, 1.1}),
     ::sluice::testing::CaseName());
 
@@ -92,7 +93,7 @@ TEST(AlstMemory, KeepsAShardThatIsLargeInHostMemory) {
   EXPECT_GT(one.host_bytes_per_node, EightB(1).model.parameters() * 18);
 }
 
-TEST(AlstTime, RunsTheMlpThreeTimesForward) {
+TEST(AlstTime, RunsTheMlpForwardThreeTimes) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate e, BestEstimate(EightB(8), {}));
   EXPECT_GT(e.layer.recompute.matmul, 1.5 * e.layer.forward.matmul);
   EXPECT_LT(e.layer.recompute.matmul, 2 * e.layer.forward.matmul);

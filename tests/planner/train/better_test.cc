@@ -1,4 +1,4 @@
-// A better machine, or one with more GPUs, never gets a worse answer. Requests
+// Tests that a better machine, or more GPUs, never get a worse answer. Requests
 // are random: --gtest_shuffle --gtest_random_seed=N draws others.
 #include <random>
 
@@ -29,17 +29,17 @@ class Draw {
                     .seq_len = OneOf<int64_t>({16, 64, 100, 512, 1000, 6000}),
                     .global_batch = OneOf<int64_t>({1, 4, 12, 16, 32})};
     request.seq_len <<= 10;
-    // Refused.
+    // kSluice refuses mixtures of experts.
     if (request.method == Method::kSluice) request.model.experts = 0;
     if (request.method == Method::kSluice) request.model.active_experts = 0;
-    // Machines between the shipped ones, where limits are met by chance.
+    // Draws machines unlike the shipped ones, so that other limits bind.
     for (double* amount : Amounts(request.hardware)) *amount *= Factor() / 2;
     return request;
   }
   int64_t Gpus(int64_t least) {
     return std::uniform_int_distribution<int64_t>(least, 64)(random_);
   }
-  // Memory, or speed, or links.
+  // Improves memory, speed or links: one of a kind's figures, or all.
   void Better(Hardware& hardware) {
     const std::vector<double*> all = Amounts(hardware);
     const int kind = OneOf<int>({0, 1, 2, 3});

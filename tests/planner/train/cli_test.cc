@@ -59,7 +59,8 @@ TEST(PlanTrain, JsonIsTheGoldenObject) {
   std::ifstream in(Data("memo_7b_1m.json"));
   const Json golden = Json::parse(in).flatten();
   const Json ours = Json::parse(result.out).flatten();
-  // Every key in its place; numbers within rounding of another compiler.
+  // Keys must be equal and in order; numbers may differ by the rounding of
+  // another compiler.
   ASSERT_EQ(golden.size(), ours.size());
   auto other = ours.begin();
   for (const auto& [key, value] : golden.items()) {
@@ -133,12 +134,12 @@ TEST(PlanTrain, JsonSaysWhatStopsTheLongestSequence) {
   const ChildResult result = Plan(std::string(kMemo) + "--max-seq-len --json");
   EXPECT_EQ(result.exit_code, 0);
   const Json json = Json::parse(result.out);
-  EXPECT_EQ(json["max_seq_len"], 1 << 20);  // as the paper's table
+  EXPECT_EQ(json["max_seq_len"], 1 << 20);  // as in the paper's table
   EXPECT_EQ(json["stopped_by"], "gpu_memory");
   EXPECT_EQ(json["settings"]["seq_len"], 1 << 20);
 }
 
-TEST(PlanTrain, WhatDoesNotFitIsExitStatusThreeWithTheAnswer) {
+TEST(PlanTrain, AnAnswerThatDoesNotFitHasExitStatusThree) {
   const ChildResult result =
       Plan(std::string(kMemo) + "--seq-len 1152K --json");
   EXPECT_EQ(result.exit_code, 3);
@@ -157,7 +158,7 @@ TEST(PlanTrain, WhatDoesNotFitIsExitStatusThreeWithTheAnswer) {
   }
 }
 
-TEST(PlanTrain, AFigureThatNobodyMeasuredSaysSoBesideIt) {
+TEST(PlanTrain, AFigureWithoutAMeasurementSaysSo) {
   const std::string rest = " --gpus 8 --seq-len 256K --global-batch 16 ";
   const std::string h100 = "train --model llama-8b --hardware h100-80g" + rest;
   EXPECT_THAT(Plan(h100).out,
@@ -190,7 +191,7 @@ TEST(PlanTrain, AnUnknownReorganisationIsANoteAndNoSeconds) {
   EXPECT_EQ(json["notes"].size(), 1u);
 }
 
-TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
+TEST(PlanTrain, A100MeansADgxAndTheAnswerSaysSo) {
   const ChildResult words =
       Plan("train --model gpt-7b --hardware a100-80g --gpus 8 --seq-len 64K");
   EXPECT_EQ(words.exit_code, 0);
@@ -200,7 +201,7 @@ TEST(PlanTrain, A100SaysWhichMachineIsMeant) {
 }
 
 // Guards against a comparison of methods that exists only as a picture.
-TEST(PlanTrain, CompareAnswersForEveryMethodAsIfItWereAsked) {
+TEST(PlanTrain, CompareGivesEachMethodsOwnAnswer) {
   const std::string where =
       "--model llama-8b --hardware h100-80g --gpus 8 --seq-len 256K ";
   const ChildResult words = Plan("train --compare " + where);
@@ -223,7 +224,7 @@ TEST(PlanTrain, CompareAnswersForEveryMethodAsIfItWereAsked) {
   }
 }
 
-TEST(PlanTrain, TheLongestWithinAStepIsTheLastThatKeepsIt) {
+TEST(PlanTrain, TheLongestSequenceKeepsTheLimitOfAStepsTime) {
   const std::string where =
       "train --model llama-8b --hardware h100-80g --gpus 32 --global-batch 1 "
       "--json ";
@@ -238,7 +239,7 @@ TEST(PlanTrain, TheLongestWithinAStepIsTheLastThatKeepsIt) {
   };
   EXPECT_EQ(step_of(tokens), within["max_seq_len_step_s"]);
   EXPECT_GT(step_of(tokens + 65536), 1800);
-  // Without it host memory ends it, later.
+  // Without the limit, host memory ends the search, at a longer sequence.
   const Json without = Json::parse(Plan(where + "--max-seq-len").out);
   EXPECT_GT(without["max_seq_len"], tokens);
   EXPECT_EQ(without["stopped_by"], "host_memory");
@@ -247,14 +248,14 @@ TEST(PlanTrain, TheLongestWithinAStepIsTheLastThatKeepsIt) {
   EXPECT_EQ(Json::parse(none.out)["max_seq_len"], 0);
 }
 
-// The JSON that the page of --html draws.
+// Returns the JSON that the page of --html draws.
 Json PageData(const std::string& page) {
   const std::string begin = "type=\"application/json\">";
   const size_t at = page.find(begin) + begin.size();
   return Json::parse(page.substr(at, page.find("</script>", at) - at));
 }
 
-TEST(PlanTrain, NoLengthAtAllIsSaidInWords) {
+TEST(PlanTrain, NoLengthThatFitsIsSaidInWordsAndHtml) {
   const testing::TempDir folder;
   const std::string path = folder.path() + "/plan.html";
   const ChildResult words = Plan(
@@ -270,7 +271,7 @@ TEST(PlanTrain, NoLengthAtAllIsSaidInWords) {
   EXPECT_EQ(PageData(page.str())["answer"]["max_seq_len"], 0);
 }
 
-TEST(PlanTrain, TheEngineIsNamedAndIsTheOneThatIsAskedFor) {
+TEST(PlanTrain, TheAnswerIsForTheRequestedEngineAndNamesIt) {
   const std::string asked =
       "train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M "
       "--global-batch 1 ";
@@ -283,8 +284,8 @@ TEST(PlanTrain, TheEngineIsNamedAndIsTheOneThatIsAskedFor) {
     EXPECT_EQ(json["settings"]["zero"], engine[0] == 't' ? 1 : 3);
     EXPECT_EQ(json["settings"]["alpha"].is_null(), engine[0] == 'p');
   }
-  // Too long for a run again of one layer at a time, and too large for weights
-  // that each rank has whole.
+  // 8M tokens are too long for engine python, which reruns one layer at a time.
+  // 70B are too large for the trainer, in which each rank has all weights.
   const Json longest = Json::parse(
       Plan("train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 8M "
            "--global-batch 1 --json")
@@ -319,7 +320,7 @@ TEST(PlanTrain, IdleGpusAreCountedAndHeadsNamedAsTheirCause) {
   EXPECT_THAT(words.out, HasSubstr("1 of 8 GPUs idle"));
   EXPECT_THAT(words.out, HasSubstr("28 attention heads"));
   EXPECT_EQ(Json::parse(Plan(one + " --json").out)["batch_using_all"], 2);
-  // Also of a length that does not fit.
+  // The same holds for a length that does not fit.
   const Json long_one = Json::parse(
       Plan("train --hardware h100-80g --model llama-8b --gpus 64 --seq-len 64M "
            "--global-batch 1 --engine python --json")
@@ -342,7 +343,7 @@ TEST(PlanTrain, RowPartsAreNamed) {
 }
 
 // Guards against --global-batch that contradicts the --batch printed with it.
-TEST(PlanTrain, ARemedyWorksBesideBatch) {
+TEST(PlanTrain, ARemedyDropsFlagsThatContradictIt) {
   const std::string asked =
       "train --model llama-8b --hardware h100-80g --gpus 64 --method ulysses "
       "--seq-len 2M ";
@@ -356,7 +357,7 @@ TEST(PlanTrain, ARemedyWorksBesideBatch) {
 }
 
 // The remedy in a refusal is a command that works as it is printed.
-TEST(PlanTrain, WhatWouldFitFitsAsPrinted) {
+TEST(PlanTrain, RemediesFitAsPrinted) {
   const std::string asked =
       "train --model llama-70b --hardware h100-80g --gpus 32 --seq-len 8M ";
   const ChildResult words = Plan(asked);
@@ -393,7 +394,7 @@ TEST(PlanTrain, AModelIsANameAConfigOrFlags) {
   EXPECT_EQ(name.out, flags.out);
 }
 
-TEST(PlanTrain, WhatAConfigSaysBeyondTheShapeIsNamed) {
+TEST(PlanTrain, ConfigFieldsBeyondTheShapeAreNoted) {
   const testing::TempDir folder;
   const std::string path = folder.path() + "/config.json";
   const auto notes = [&](const char* config, const char* tokens) {
@@ -437,7 +438,7 @@ TEST(PlanTrain, TakesTheTrainersFlags) {
 }
 
 // Guards against "longest 0M tokens".
-TEST(PlanTrain, WhereNoLengthFitsItSaysSo) {
+TEST(PlanTrain, WhereNoLengthFitsTheAnswerSaysSo) {
   const ChildResult result = Plan(
       "train --model llama-70b --hardware a100-40g --gpus 1 --method megatron "
       "--max-seq-len");
@@ -447,7 +448,7 @@ TEST(PlanTrain, WhereNoLengthFitsItSaysSo) {
   EXPECT_THAT(result.out, ::testing::Not(HasSubstr("0M tokens")));
 }
 
-TEST(PlanTrain, WhatMethodsSearchIsNamedAndMayBeGiven) {
+TEST(PlanTrain, SearchedSettingsAreNamedAndMayBeGiven) {
   const std::string where = " --hardware h100-80g --gpus 16 --seq-len 8K ";
   const auto settings = [&](const std::string& asked) {
     return Json::parse(Plan("train --json" + where + asked).out)["settings"];
@@ -515,7 +516,7 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine("validate all", "all");
 }
 
-TEST(PlanTrain, HtmlIsOnePageWithoutTheNetwork) {
+TEST(PlanTrain, HtmlIsOnePageThatLoadsNothing) {
   const testing::TempDir folder;
   const std::string path = folder.path() + "/plan.html";
   const ChildResult result =

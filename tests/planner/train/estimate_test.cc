@@ -1,5 +1,5 @@
-// Tests the model as physics: monotonic values, parts that add up, limits that
-// bind.
+// Tests that the cost model is consistent: values are monotonic, parts add up,
+// limits bind.
 #include "planner/train/estimate.h"
 
 #include <limits>
@@ -26,7 +26,7 @@ Request Ask(const char* model, const char* hardware, Method method,
           .seq_len = seq_len};
 }
 
-// Some settings of every method on all of 8 GPUs.
+// Returns the request's candidate settings that use all 8 GPUs.
 std::vector<Settings> SomeSettings(const Request& request) {
   bool no_heads = false;
   std::vector<Settings> all = *Candidates(request, {}, &no_heads);
@@ -61,7 +61,7 @@ TEST(TrainEstimate, PartsAddUpToTheStepAndMfuFollowsFromIt) {
   }
 }
 
-// Except that states leave the GPU to make room.
+// The exception: states may leave the GPU to make room.
 TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
   for (const Method method : kMethods) {
     Request request = Ask("gpt-7b", "a800-80g", method, 8, 64 * K);
@@ -144,9 +144,9 @@ TEST(TrainEstimate, SluiceNeedsNoMoreHbmForMoreTokensButIdsAndLabels) {
   EXPECT_EQ(after - before, 768 * K / 8 * 16);
 }
 
-// By the formula of client/python/DESIGN.md; tests/python check runs against
-// it.
-TEST(TrainEstimate, PythonsHostBytesAreItsReadmesFormula) {
+// Expects the formula of client/python/DESIGN.md, which tests/python checks
+// against runs.
+TEST(TrainEstimate, PythonsHostBytesFollowItsDesignPage) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
   Settings settings{
       .engine = Engine::kPython, .sp = 8, .zero = 3, .chunk = 64 * K};
@@ -155,20 +155,22 @@ TEST(TrainEstimate, PythonsHostBytesAreItsReadmesFormula) {
   const double scratch = (e * h + 8 * kv) * (1 - 1.0 / 16);
   EXPECT_EQ(EstimateStep(request, settings).host_bytes_per_node,
             double(1024 * K) * (layers * (saved + e * h) + scratch));
-  // The first quarter of the tokens runs again: of it one layer's is kept.
+  // The first quarter of the tokens runs again, so only one layer of it is
+  // kept.
   settings.rerun_chunks = 4;
   const double rerun = EstimateStep(request, settings).host_bytes_per_node;
   EXPECT_EQ(rerun,
             double(1024 * K) * (layers * e * h +
                                 (layers * 3 / 4 + 1.0 / 4) * saved + scratch));
-  // States of bf16 parameters are 12 bytes each, gradients bf16 and sharded.
+  // Optimizer states take 12 bytes per bf16 parameter. Gradients are bf16 and
+  // sharded.
   settings.states = stream::StatePlace::kHost;
   const Estimate host = EstimateStep(request, settings);
   const double parameters = request.model.parameters();
   EXPECT_NEAR(host.host_bytes_per_node - rerun, 12 * parameters, 1);
   EXPECT_NEAR(host.memory.states,
               4 * parameters / 8 + 2 * double(MiB(64).count()), 1);
-  // kv heads that several ranks need are there once for each.
+  // A kv head that several ranks need is stored once for each of them.
   request.gpus = 32;
   settings = {.engine = Engine::kPython, .sp = 32, .zero = 3, .chunk = 64 * K};
   EXPECT_EQ(EstimateStep(request, settings).host_bytes_per_node,
@@ -177,7 +179,8 @@ TEST(TrainEstimate, PythonsHostBytesAreItsReadmesFormula) {
                  (e * h + 4 * 8 * kv) * (1 - 1.0 / 16)));
 }
 
-// A part f again costs f^2 of attention's forward, and f of all else of it.
+// Rerunning a part f of the tokens costs f^2 of attention's forward, and f of
+// the rest of forward.
 TEST(TrainEstimate, PythonRunsTheFirstTokensAgainByOneLayer) {
   const Request request =
       Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
@@ -192,7 +195,6 @@ TEST(TrainEstimate, PythonRunsTheFirstTokensAgainByOneLayer) {
   EXPECT_EQ(half.forward.total(), whole.forward.total());
 }
 
-// The limits of the issue (desk, by engine).
 TEST(TrainEstimate, PythonReachesWithinAnHourWhatItsBytesAllow) {
   const auto longest = [](const char* model) {
     Request request = Ask(model, "h100-80g", Method::kSluice, 8, 0);
@@ -204,7 +206,8 @@ TEST(TrainEstimate, PythonReachesWithinAnHourWhatItsBytesAllow) {
 }
 
 TEST(TrainEstimate, KeepingTheAttentionOutputSavesOneAttentionForward) {
-  // In the attention-bound limit 4.5 units of work against 3.5 (DESIGN.md).
+  // If attention dominates, FPDT does 4.5 units of work and Sluice 3.5
+  // (DESIGN.md).
   Request request = Ask("gpt-7b", "a800-80g", Method::kFpdt, 8, 4096 * K);
   const Estimate fpdt =
       EstimateStep(request, {.sp = 8, .zero = 3, .chunk = 64 * K});
@@ -248,7 +251,7 @@ TEST(TrainEstimate, FullOverlapOfAllSkeletalBytesBeginsNear192K) {
   EXPECT_EQ(exposed(256 * K), 0);
 }
 
-TEST(TrainEstimate, ASmallHostIsWhatStopsMemo) {
+TEST(TrainEstimate, ASmallHostLimitsMemo) {
   Request request = Ask("gpt-7b", "a800-80g", Method::kMemo, 8, 384 * K);
   const Settings all{.tp = 4, .cp = 2, .alpha = 1};
   EXPECT_EQ(EstimateStep(request, all).reason, Reason::kHostMemory);
@@ -257,8 +260,8 @@ TEST(TrainEstimate, ASmallHostIsWhatStopsMemo) {
 }
 
 TEST(TrainEstimate, ReorganisationIsChargedOnlyWhereItWasObserved) {
-  // Megatron without parallelism inside a layer, sharded: the reorganisation
-  // was 83 % of this step on an H100, at the A800's price.
+  // Megatron, sharded, without parallelism inside a layer. At the A800's price,
+  // reorganisation would be 83 % of this step on an H100.
   Request request = Ask("llama-8b", "a800-80g", Method::kMegatron, 8, 32 * K);
   request.global_batch = 8;
   const Settings settings{.dp = 8, .zero = 3};
@@ -276,9 +279,9 @@ TEST(TrainEstimate, ReorganisationIsChargedOnlyWhereItWasObserved) {
   EXPECT_GT(EstimateStep(request, settings).mfu, 0.3);
 }
 
-TEST(TrainEstimate, MegatronOnAnH100FallsNowhereWithTheLength) {
-  // It fell from 40 to 11 % at 96K and rose again. Where less is computed again
-  // for short sequences it does fall.
+TEST(TrainEstimate, MegatronsMfuOnAnH100DoesNotFallWithTheLength) {
+  // Guards against a dip at 96K. Recomputation is fixed, because MFU does fall
+  // where shorter sequences recompute less.
   const GivenSettings given = {.recompute = Recompute::kFull};
   double before = 0;
   for (const int64_t length : {48 * K, 64 * K, 96 * K, 128 * K, 192 * K}) {
@@ -293,7 +296,7 @@ TEST(TrainEstimate, MegatronOnAnH100FallsNowhereWithTheLength) {
 }
 
 TEST(TrainEstimate, ShardedGradientsAndWeightsCostTheirTraffic) {
-  // What is not hidden by compute: short sequences over a slow network.
+  // Short sequences over a slow network do not hide the traffic behind compute.
   for (const Method method :
        {Method::kMegatron, Method::kMemo, Method::kUlysses}) {
     Request request = Ask("llama-8b", "fpdt-a100-80g", method, 16, 2 * K);
@@ -308,15 +311,15 @@ TEST(TrainEstimate, ShardedGradientsAndWeightsCostTheirTraffic) {
   }
 }
 
-// A gather over whole nodes goes through all of their cards; eight groups that
-// have one GPU of each node share them.
+// A gather over whole nodes uses all network cards of a node. Eight groups with
+// one GPU per node share the cards.
 TEST(TrainEstimate, CollectivesOverNodesShareTheirCards) {
   const auto seconds = [](Method method, const Settings& settings) {
     const Request request = Ask("llama-8b", "h100-80g", method, 64, 8 * K);
     return EstimateStep(request, settings).breakdown.gradient_sync;
   };
   const double parameters = FindModel("llama-8b")->parameters();
-  const double bytes = parameters * 6 * 63 / 64;  // bf16 there, fp32 back
+  const double bytes = parameters * 6 * 63 / 64;  // gathers bf16, sums fp32
   EXPECT_NEAR(seconds(Method::kSluice, {.sp = 8, .dp = 8, .chunk = 8 * K}),
               bytes / (8 * 35e9), 1e-9);
   EXPECT_NEAR(seconds(Method::kMegatron, {.dp = 64}), bytes / (8 * 35e9), 1e-9);
@@ -324,8 +327,8 @@ TEST(TrainEstimate, CollectivesOverNodesShareTheirCards) {
               parameters / 8 * 6 * 7 / 8 / 35e9, 1e-9);
 }
 
-// First the last tokens stay in HBM, then the first run again, more layers
-// together the longer it is.
+// If host memory is short, the last tokens stay in HBM. Then the first tokens
+// run again, with more layers together for longer sequences.
 TEST(TrainEstimate, WhereTheHostIsShortTheFirstTokensRunAgain) {
   Request request{.model = *FindModel("llama-8b"),
                   .hardware = *FindHardware("h100-80g"),
@@ -344,7 +347,8 @@ TEST(TrainEstimate, WhereTheHostIsShortTheFirstTokensRunAgain) {
     EXPECT_GE(best.layer.recompute.attention, recompute);
     rerun = part;
     recompute = best.layer.recompute.attention;
-    // A rerun of all but one group of layers costs f^2 of attention's forward.
+    // Rerunning a part f of the tokens costs f^2 of attention's forward, in all
+    // groups of layers but one.
     EXPECT_NEAR(recompute / best.layer.forward.attention,
                 part * part *
                     double((request.model.layers - 1) / s.rerun_layers *
@@ -376,7 +380,7 @@ TEST(TrainEstimate, EachStageOfZeROShardsMoreStates) {
   }
 }
 
-TEST(TrainEstimate, NoMoreChunksRunAgainThanTheHostIsShortOf) {
+TEST(TrainEstimate, AsFewChunksRunAgainAsTheHostAllows) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 256 * K);
   const Settings settings{.sp = 8, .alpha = 0, .chunk = 32 * K};
   const double all = TrainerStep(request, settings).host_bytes_per_node;
@@ -399,9 +403,9 @@ TEST(TrainEstimate, NoMoreChunksRunAgainThanTheHostIsShortOf) {
   EXPECT_EQ(counts, (std::set<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8}));
 }
 
-// Weights and gradients alone leave one H100 room for a step, and sharded ones
-// of 70B eight of them.
-TEST(TrainEstimate, OptimizerStatesThatHbmIsTooSmallForAreInHostMemory) {
+// Without optimizer states, 8B's weights and gradients leave room for a step on
+// one H100, and 70B's, sharded, on eight.
+TEST(TrainEstimate, OptimizerStatesThatDoNotFitHbmAreInHostMemory) {
   const auto ask = [](const char* model, int64_t gpus) {
     return Request{.model = *FindModel(model),
                    .hardware = *FindHardware("h100-80g"),
@@ -423,7 +427,7 @@ TEST(TrainEstimate, OptimizerStatesThatHbmIsTooSmallForAreInHostMemory) {
   EXPECT_GE(longest.tokens, 1280 * K);
 }
 
-// Only the embedding's are copied before any compute.
+// Only the embedding's states are copied before any compute.
 TEST(TrainEstimate, StatesOnTheHostAreCopiedBehindTheFirstForward) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
   Settings settings{.sp = 8, .alpha = 0, .chunk = 64 * K};
@@ -435,7 +439,7 @@ TEST(TrainEstimate, StatesOnTheHostAreCopiedBehindTheFirstForward) {
   const double embedding = 12.0 * 128256 * 4096 / 8;
   EXPECT_NEAR(exposed_bytes(), embedding, embedding / 100);
   request.seq_len = settings.chunk = 8 * K;
-  link = 1e7;  // twenty minutes, far more than that forward
+  link = 1e7;  // the copies take far longer than forward
   const double all = 12.0 * double(request.model.trained_parameters()) / 8;
   EXPECT_LE(exposed_bytes(), all);
   EXPECT_GE(exposed_bytes(), 0.95 * all);

@@ -22,9 +22,9 @@ Request AskH100(const char* model, Method method, int64_t gpus, int64_t seq_len,
           .global_batch = batch};
 }
 
-// Llama-8B on 8 GPUs: 5 hidden states, 2 as wide as the queries, 12 of a
-// quarter of the heads; the rotary table of all tokens.
-TEST(Upipe, TakesSevenHiddenStatesAndTwelveOfAStagesHeads) {
+// Llama-8B on 8 GPUs needs 5 hidden states, 2 tensors as wide as the queries,
+// 12 of a quarter of the heads, and the rotary table of all tokens.
+TEST(Upipe, NeedsTheMemoryCountedByHand) {
   Request request = AskH100("llama-8b", Method::kUpipe, 8, 1024 * kKi, 1);
   const Settings settings{.sp = 8, .zero = 3};
   const Estimate e = EstimateStep(request, settings);
@@ -65,7 +65,7 @@ TEST(Upipe, ARingOverNodesSendsQThenKVAndTheirGradients) {
               (7 + 28 * 8 / 32.0) * (64.0 * kKi / 8 * 4096 * 2), 1);
 }
 
-// As its recipes: 8 GPUs exchange heads, and a ring goes between nodes.
+// As in UPipe's recipes, 8 GPUs exchange heads, and a ring connects nodes.
 TEST(Upipe, ExchangesHeadsInANodeAndRingsBetweenNodes) {
   for (const int64_t gpus : {8, 16, 32}) {
     const Request request =
@@ -84,10 +84,11 @@ TEST(Ring, KeepsWhatItsRecomputationSays) {
   const Estimate selective = EstimateStep(request, settings);
   settings.recompute = Recompute::kFull;
   const Estimate full = EstimateStep(request, settings);
-  const double layers = 32.0 * 8 * kKi * 2;  // bytes an element a token
+  const double layers = 32.0 * 8 * kKi * 2;  // bytes per element of a token
   EXPECT_NEAR(none.memory.skeletal, layers * request.model.skeletal_elements(),
               1);
-  // The input, o, and half of q, k, v, the projection of o, up, gate, down.
+  // Kept are the input, o, and half of q, k, v, o's projection, up, gate and
+  // down.
   EXPECT_NEAR(selective.memory.skeletal,
               layers * (2 * 4096 + (3 * 4096 + 2 * 1024 + 2 * 14336) / 2.0), 1);
   EXPECT_NEAR(full.memory.skeletal, layers * 4096, 1);
@@ -126,8 +127,8 @@ TEST(Megatron, InterleavingCutsTheBubbleAndKeepsMoreInFlight) {
   EXPECT_EQ(best.settings.interleave, 8);
 }
 
-// On the machine of MEMO's tables everything is as the tables have it.
-TEST(Megatron, IsOnItsTablesMachineAsPublished) {
+// MEMO's tables have full recomputation and no interleaving.
+TEST(Megatron, HasThePublishedSettingsOnTheTablesMachine) {
   Request request = AskH100("gpt-65b", Method::kMegatron, 64, 8 * kKi, 64);
   request.hardware = *FindHardware("a800-80g");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
@@ -156,7 +157,7 @@ TEST(Mixture, SpreadExpertsShareWeightsAndSendEveryTokenToItsExperts) {
               1e-9);
 }
 
-TEST(Frameworks, RefuseWhatTheyHaveNot) {
+TEST(Frameworks, RefuseSettingsThatTheyLack) {
   const auto refused = [](const Request& request, const GivenSettings& given,
                           const char* what) {
     EXPECT_THAT(BestEstimate(request, given),

@@ -25,7 +25,7 @@ std::string Profile(const std::string& gpu_extra = "",
          "network_bytes_per_s = 3\n";
 }
 
-TEST(TrainHardware, AllShippedProfilesReadAndBearTheirName) {
+TEST(TrainHardware, AllShippedProfilesAreReadAndHaveTheirName) {
   EXPECT_THAT(
       HardwareNames(),
       IsSupersetOf({"a800-80g", "fpdt-a100-40g", "fpdt-a100-80g", "dgx-a100",
@@ -39,7 +39,7 @@ TEST(TrainHardware, AllShippedProfilesReadAndBearTheirName) {
 }
 
 // Guards against a file of ./verify that lacks a key of its profile.
-TEST(TrainHardware, WhatIsWrittenReadsAsTheSame) {
+TEST(TrainHardware, AWrittenProfileReadsAsTheSame) {
   std::vector<Hardware> all;
   for (const std::string& name : HardwareNames()) {
     all.push_back(*FindHardware(name));
@@ -62,7 +62,7 @@ TEST(TrainHardware, WhatIsWrittenReadsAsTheSame) {
   }
 }
 
-TEST(TrainHardware, A100IsANodeOfEightAndFpdtsClusterBearsItsOwnName) {
+TEST(TrainHardware, A100IsANodeOfEightAndFpdtsClusterHasItsOwnName) {
   for (const auto& [name, meant] : {std::pair("a100-80g", "dgx-a100"),
                                     std::pair("a100-40g", "dgx-a100-40g")}) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware, FindHardware(name));
@@ -106,7 +106,7 @@ TEST(TrainHardware, ReadsEveryKeyAndTakesWholeNumbersForNumbers) {
   EXPECT_EQ(read.gpu_link_bytes_per_s, 2e9);
 }
 
-TEST(TrainHardware, ARingGetsAllCardsOfANodeWhereTheFileDoesNotTell) {
+TEST(TrainHardware, WithoutItsKeyARingGetsAllCardsOfANode) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware without,
                               ReadHardware(Profile(), "p"));
   EXPECT_EQ(without.ring_bytes_per_s, 2 * 3);
@@ -116,7 +116,7 @@ TEST(TrainHardware, ARingGetsAllCardsOfANodeWhereTheFileDoesNotTell) {
   EXPECT_EQ(with.ring_bytes_per_s, 5);
 }
 
-TEST(TrainHardware, AttentionIsOfTheHeadsThatTheModelHas) {
+TEST(TrainHardware, AttentionsSpeedDependsOnTheHeadSize) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware untold,
                               ReadHardware(Profile(), "p"));
   SLUICE_ASSERT_OK_AND_ASSIGN(
@@ -134,7 +134,7 @@ TEST(TrainHardware, AttentionIsOfTheHeadsThatTheModelHas) {
     EXPECT_EQ(both.AttentionBackward(dim), dim <= 64 ? 0.2 : 0.4);
     EXPECT_FALSE(both.OtherHeads(dim));
   }
-  // As profile once measured them.
+  // The file has attention of narrow heads only.
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const Hardware narrow,
       ReadHardware(Profile("", "0.5", "attention_head_dim = 64\n"), "p"));
@@ -143,7 +143,7 @@ TEST(TrainHardware, AttentionIsOfTheHeadsThatTheModelHas) {
   EXPECT_FALSE(narrow.OtherHeads(64));
 }
 
-TEST(TrainHardware, ProductsOfFp32AreHalfAsFastWhereItIsNotTold) {
+TEST(TrainHardware, WithoutTheirKeyFp32ProductsAreHalfAsFast) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware untold,
                               ReadHardware(Profile(), "p"));
   EXPECT_EQ(untold.matmul_fp32_efficiency, 0.25);
@@ -171,7 +171,7 @@ TEST(TrainHardware, FaultsNameFileKeyAndLimit) {
               StatusIs(kInvalid, HasSubstr("unknown key 'gpu.speed'")));
   EXPECT_THAT(ReadHardware("colour = 'red'\n" + Profile(), "p"),
               StatusIs(kInvalid, HasSubstr("unknown key 'colour'")));
-  // Found by its fuzz target: all of it was quoted.
+  // Guards against an error that quotes all of a long key.
   const auto long_key =
       ReadHardware(std::string(3000, 'k') + " = 1\n" + Profile(), "p");
   EXPECT_THAT(long_key, StatusIs(kInvalid, HasSubstr("unknown key 'kkk")));

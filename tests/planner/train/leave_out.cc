@@ -1,9 +1,9 @@
 // leave-out-train: how well the numbers of the a800-80g profile generalise.
 //
-// Fits its kernel fractions and link bandwidths on a part of the papers' cells
-// (coordinate steps of random size, a fixed seed) and evaluates on the rest:
-// random halves, and one model on the other. The shipped numbers are not its
-// results: they are rounded, with their reasons, in the profile.
+// Fits the profile's kernel fractions and link bandwidths to a part of the
+// papers' cells (coordinate steps of random size, a fixed seed), and evaluates
+// them on the rest. A part is a random half, or one model. The shipped numbers
+// are not taken from the fits: the profile has their reasons.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -32,7 +32,7 @@ constexpr Knob kKnobs[] = {
     {"gpu link", &Hardware::gpu_link_bytes_per_s, 120e9, 190e9},
     {"network", &Hardware::network_bytes_per_s, 6e9, 22e9}};
 
-// Returns whether a cell is chosen, by its place in the list.
+// Returns whether the cell with this index is chosen.
 using Chosen = std::function<bool(size_t, const ValidatedCell&)>;
 
 std::map<std::string, double> Differences(const Hardware& hardware,
@@ -51,7 +51,7 @@ std::map<std::string, double> Differences(const Hardware& hardware,
   return means;
 }
 
-// Returns the error of each method relative to its allowed error.
+// Returns the sum of the methods' errors, each relative to its allowed error.
 double Loss(const Hardware& hardware, const Chosen& chosen) {
   const std::map<std::string, double> must = {{"MEMO", 1.5},
                                               {"DeepSpeed-Ulysses", 2.5},
@@ -76,7 +76,7 @@ Hardware Fit(Hardware hardware, const Chosen& chosen, unsigned seed) {
     double& value = tried.*knob.value;
     value = std::clamp(value + step(random) * scale * (knob.most - knob.least),
                        knob.least, knob.most);
-    // Its ring is fitted to the same rows.
+    // The ring has the network's speed, because the same cells determine both.
     tried.ring_bytes_per_s = tried.network_bytes_per_s;
     const double loss = Loss(tried, chosen);
     if (loss >= best) continue;
@@ -109,7 +109,7 @@ void Report(const std::string& name, const Hardware& start,
 
 int Run() {
   const Hardware shipped = *FindHardware("a800-80g");
-  // From the middle of what is physical, not from what is shipped.
+  // Starts from the middle of each range, not from the shipped numbers.
   Hardware start = shipped;
   for (const Knob& knob : kKnobs) {
     start.*knob.value = (knob.least + knob.most) / 2;

@@ -1,6 +1,5 @@
-// Compares the desk with steps measured on an H100
-// (deploy/bundle/measured/README.md): the figures of its table, of the commit
-// named there.
+// Compares the desk with steps measured on an H100: with the table of
+// deploy/bundle/measured/README.md, of the commit named there.
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -15,16 +14,15 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kKibi = 1 << 10;
-// A share of tokens per second. The desk is 16 % fast at 64K (a phase's first
-// copies come early, which those runs' did not: 4 %; and it has no optimizer's
-// launches, no loss's elementwise kernels, and o in bf16, which the runs copied
-// in fp32), 4 and 8 % slow at 256K and 512K (attention's speed is
-// of other heads).
+// As a part of the tokens per second. At 64K the desk is 16 % too fast: it
+// issues a phase's first copies early (4 %), omits the optimizer's launches and
+// the loss's elementwise kernels, and copies o in bf16, where the runs copied
+// fp32. At 256K and 512K it is 4 and 8 % too slow: attention was measured for
+// other heads.
 constexpr double kTolerance = 0.17;
 
-// Those runs multiplied weights' gradients in fp32, by TF32, and their
-// elementwise kernels were ATen's (as engine python's still are), so the
-// machine is modelled as slower.
+// Slows the machine down, because the runs computed gradients of weights in
+// TF32 and used ATen's elementwise kernels (as engine python does).
 void RunAsThen(const ModelShape& model, Hardware& hardware) {
   const double wide = double(model.ffn) / double(model.hidden);
   const Passes now = ForwardPasses(model, /*stored=*/true) +
@@ -37,7 +35,7 @@ void RunAsThen(const ModelShape& model, Hardware& hardware) {
       3 / (2 + hardware.matmul_efficiency / hardware.matmul_fp32_efficiency);
 }
 
-// `hbm`: what the run was given of the GPU.
+// `hbm`: bytes of the GPU that the run could use.
 Request OnTheH100(int64_t seq_len, double hbm) {
   std::ifstream in(
       InTree("deploy/bundle/measured/nvidia-h100-80gb-hbm3/profile.toml"));
@@ -60,7 +58,7 @@ Request OnTheH100(int64_t seq_len, double hbm) {
           .global_batch = 1};
 }
 
-// That run kept no chunk in HBM.
+// Returns the fastest estimate that keeps no chunk in HBM, as the run did.
 Estimate AsItRan(const Request& request) {
   Estimate best;
   for (int i = 0; i <= 16; ++i) {
@@ -73,7 +71,7 @@ Estimate AsItRan(const Request& request) {
   return best;
 }
 
-TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
+TEST(MeasuredSteps, OfAnH100AgreeWithTheDesk) {
   struct Run {
     int64_t seq_len;
     double hbm_gib, tokens_per_s;
@@ -90,7 +88,7 @@ TEST(MeasuredSteps, OfAnH100AreAsTheDeskSays) {
   }
 }
 
-TEST(MeasuredSteps, TheProfilesAttentionIsOfOtherHeadsAndSaysSo) {
+TEST(MeasuredSteps, TheProfileSaysThatItsAttentionIsOfOtherHeads) {
   const Request request = OnTheH100(64 * kKibi, 80e9);
   EXPECT_EQ(request.hardware.attention_head_dim, 64);
   EXPECT_TRUE(request.hardware.OtherHeads(request.model.head_dim()));

@@ -13,7 +13,7 @@ using ::testing::HasSubstr;
 
 constexpr auto kInvalidModel = absl::StatusCode::kInvalidArgument;
 
-TEST(TrainModel, ParametersAreThoseOfTheirNames) {
+TEST(TrainModel, ParametersMatchTheModelsNames) {
   const std::pair<const char*, double> billions[] = {
       {"gpt-2.7b", 2.65},  {"gpt-7b", 6.65},     {"gpt-13b", 12.8},
       {"gpt-30b", 29.96},  {"gpt-65b", 64.8},    {"llama-8b", 8.03},
@@ -43,7 +43,7 @@ TEST(TrainModel, EveryShippedShapeIsValid) {
   }
 }
 
-// As on the models' pages, fields that do not matter left out.
+// As on the model's page, without fields that do not matter.
 constexpr const char* kQwen3 = R"({"model_type": "qwen3",
   "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32,
   "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
@@ -58,7 +58,7 @@ TEST(HuggingFaceConfig, Qwen3IsTheShippedShape) {
   EXPECT_TRUE(read.gated);
 }
 
-TEST(HuggingFaceConfig, LlamaWithoutKvHeadsAndHeadDimHasAsManyAsHeads) {
+TEST(HuggingFaceConfig, LlamaWithoutKvHeadsHasAsManyAsHeads) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model,
                               ReadHuggingFaceConfig(R"({"model_type": "llama",
         "num_hidden_layers": 32, "hidden_size": 4096,
@@ -105,7 +105,7 @@ TEST(HuggingFaceConfig, IsNamedByItsFamilyAndOriginOrFile) {
   EXPECT_EQ(origin.name, "qwen3 (Qwen/Qwen3-8B)");
 }
 
-TEST(HuggingFaceConfig, WhatIsNotModelledIsRefusedByItsField) {
+TEST(HuggingFaceConfig, FieldsThatAreNotModelledAreRefused) {
   const auto refusal = [](const char* field) {
     return std::string(
         ReadHuggingFaceConfig(
@@ -120,7 +120,7 @@ TEST(HuggingFaceConfig, WhatIsNotModelledIsRefusedByItsField) {
               HasSubstr("n_routed_experts: 256"));
   EXPECT_THAT(refusal("\"attn_logit_softcapping\": 50.0"),
               HasSubstr("attn_logit_softcapping: 50.0"));
-  // Fields that switch nothing on are none.
+  // Fields that switch nothing on are not refused.
   EXPECT_THAT(refusal("\"num_experts\": 1, \"attn_logit_softcapping\": null"),
               HasSubstr("'gemma' is none of"));
 }
@@ -193,7 +193,7 @@ TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
 
 // Guards against Llama's defaults for fields that the file omits: kv heads of
 // Mistral and Qwen, heads of Qwen 3 and Mistral's window.
-TEST(HuggingFaceConfig, WhatIsLeftOutIsTheFamilysDefault) {
+TEST(HuggingFaceConfig, OmittedFieldsHaveTheFamilysDefaults) {
   const auto read = [](const std::string& family, const std::string& fields) {
     return ReadHuggingFaceConfig(
         "{\"model_type\": \"" + family + "\", " + fields +
@@ -233,7 +233,7 @@ TEST(HuggingFaceConfig, WhatIsLeftOutIsTheFamilysDefault) {
   EXPECT_EQ(gpt2.max_positions, 1024);
 }
 
-TEST(HuggingFaceConfig, NothingThatChangesTheModelIsIgnoredWithoutAWord) {
+TEST(HuggingFaceConfig, FieldsThatChangeTheModelAreNoted) {
   const auto notes = [](const char* fields) {
     std::vector<std::string> notes;
     EXPECT_THAT(ReadHuggingFaceConfig(std::string(kQwen3).insert(1, fields),
@@ -266,7 +266,7 @@ TEST(HuggingFaceConfig, NothingThatChangesTheModelIsIgnoredWithoutAWord) {
   EXPECT_THAT(
       notes(R"("dual_chunk_attention_config": {"chunk_size": 262144}, )"),
       ElementsAre(HasSubstr("counted as full attention")));
-  // An unknown field may be one of the shape.
+  // An unknown field may change the shape.
   EXPECT_THAT(
       notes(R"("draft_vocab_size": 32000, "v_head_dim": 96, )"),
       ElementsAre("not counted: draft_vocab_size 32000, v_head_dim 96"));
@@ -274,7 +274,7 @@ TEST(HuggingFaceConfig, NothingThatChangesTheModelIsIgnoredWithoutAWord) {
               ElementsAre("not counted: a?b \"c\\nd\""));
 }
 
-// Python writes them, JSON has no word for them.
+// Python's json module writes NaN and Infinity, which JSON does not have.
 TEST(HuggingFaceConfig, NanAndInfinityAreNamed) {
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"x_scale": NaN})", "c"),
               StatusIs(kInvalidModel, HasSubstr("c: NaN at byte 13")));
@@ -307,7 +307,7 @@ TEST(HuggingFaceConfig, FaultsNameFileFieldAndValue) {
         "n_embd": 64, "n_head": 0, "vocab_size": 9})",
                                     "c"),
               StatusIs(kInvalidModel, HasSubstr("c: model: heads is 0")));
-  // Beyond int64 it must not come out as another number.
+  // A number beyond int64 must not be read as another number.
   EXPECT_THAT(ReadHuggingFaceConfig(R"({"model_type": "gpt2",
         "n_layer": 18446744073709551615})",
                                     "c"),

@@ -19,7 +19,7 @@ Request AskForRemedy(const char* model, const char* hardware, Method method,
           .seq_len = seq_len};
 }
 
-// The request and settings with the change.
+// Applies the remedy to the request and the settings.
 void Apply(const Remedy& remedy, Request& request, GivenSettings& given) {
   for (const std::string& flag : remedy.without) {
     if (flag == "--tp") given.tp.reset();
@@ -38,7 +38,7 @@ void Apply(const Remedy& remedy, Request& request, GivenSettings& given) {
   }
 }
 
-TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
+TEST(TrainRemedy, EveryRemedyMakesTheRequestFit) {
   GivenSettings tensor;
   tensor.tp = 4;
   tensor.cp = 2;
@@ -77,8 +77,6 @@ TEST(TrainRemedy, EveryRemedyFitsWhenItIsDone) {
   }
 }
 
-// Guards against trying only powers of two times the GPUs, of which none
-// divides 40 heads and one sequence further.
 TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   Request request = AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, 10,
                                  18432 * kKibiTokens);
@@ -94,9 +92,8 @@ TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
 }
 
-// Guards against searching all settings for an impossible division: a refusal
-// took half a minute.
-TEST(TrainRemedy, ARefusalForAThousandGpusTakesNoTime) {
+// Guards against searching all settings of a division that is impossible.
+TEST(TrainRemedy, ARefusalForAThousandGpusTakesLittleTime) {
   for (const int64_t sequences : {16, 720, 1024}) {
     Request request = AskForRemedy("llama-70b", "h100-80g", Method::kSluice,
                                    1024, 64 * 1024 * kKibiTokens);
@@ -107,8 +104,8 @@ TEST(TrainRemedy, ARefusalForAThousandGpusTakesNoTime) {
   }
 }
 
-// A rank is no use where its copies over the network cost more than it
-// computes.
+// A further rank slows the step if its network traffic takes longer than its
+// compute saves.
 TEST(TrainRemedy, GpusThatMakeNothingFasterStayIdle) {
   Request request = AskForRemedy("gpt-2.7b", "h100-80g", Method::kUlysses, 16,
                                  16 * kKibiTokens);
@@ -129,7 +126,7 @@ TEST(TrainRemedy, GpusThatMakeNothingFasterStayIdle) {
   EXPECT_EQ(WhyIdle(request, {}, eight).gpus, 0);
 }
 
-TEST(TrainRemedy, WhatFitsNeedsNone) {
+TEST(TrainRemedy, ARequestThatFitsHasNoRemedies) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto remedies,
       FindRemedies(AskForRemedy("gpt-7b", "a800-80g", Method::kMemo, 8,
@@ -156,7 +153,7 @@ TEST(TrainEvidence, FollowsFromTheTablesAndTheMachineTheyWereMeasuredOn) {
   EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).memory, "FPDT, table 1");
   EXPECT_EQ(evidence("fpdt-a100-80g", Method::kFpdt).speed, "");
   EXPECT_EQ(evidence("a800-80g", Method::kSluice).speed, "");
-  // A changed copy is another machine.
+  // A changed profile is another machine.
   Request changed =
       AskForRemedy("gpt-7b", "a800-80g", Method::kMemo, 8, 64 * kKibiTokens);
   changed.hardware.network_bytes_per_s *= 2;

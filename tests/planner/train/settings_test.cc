@@ -52,8 +52,8 @@ TEST(TrainSettings, EveryCandidateDividesHeadsAndBatchAndTheFirstUsesAllGpus) {
   }
 }
 
-// Guards against a layer of sluice-train under FSDP2 with data parallelism and
-// chunks in HBM, which no engine runs.
+// Guards against settings that no engine runs: sluice-train's layer under
+// FSDP2, with data parallelism and chunks in HBM.
 TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   for (const char* model : {"llama-8b", "llama-70b", "qwen2.5-7b"}) {
     for (const int64_t gpus : {1, 6, 8, 32}) {
@@ -81,8 +81,8 @@ TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   }
 }
 
-// Keep-all's step is Megatron's on one GPU, without recomputation.
-TEST(TrainSettings, WhereEverythingFitsTheTrainerMovesNothingAndLosesNothing) {
+// Keep-all is Megatron on one GPU without recomputation.
+TEST(TrainSettings, WhereEverythingFitsTheTrainerMovesNothingAndIsFast) {
   for (const int64_t tokens : {4 << 10, 8 << 10, 16 << 10}) {
     Request request = AskGpt(Method::kSluice, 1, tokens);
     request.model = *FindModel("llama-1b");
@@ -103,7 +103,7 @@ TEST(TrainSettings, WhereEverythingFitsTheTrainerMovesNothingAndLosesNothing) {
   }
 }
 
-TEST(TrainSettings, WithoutAnEngineTheBetterOneAnswers) {
+TEST(TrainSettings, WithoutAnEngineTheFasterEngineIsChosen) {
   bool chosen[2] = {false, false};
   for (const int64_t batch : {1, 16}) {
     Request request = AskGpt(Method::kSluice, 8, 128 << 10);
@@ -123,7 +123,7 @@ TEST(TrainSettings, WithoutAnEngineTheBetterOneAnswers) {
   EXPECT_TRUE(chosen[0]);
 }
 
-TEST(TrainSettings, WhatIsGivenIsKept) {
+TEST(TrainSettings, GivenSettingsAreKept) {
   GivenSettings given;
   given.tp = 4;
   given.alpha = 0.25;
@@ -150,13 +150,13 @@ TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
 }
 
 TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
-  // 32 heads on 4,096 GPUs: 128 sequences at once, not the default's 16.
+  // With 32 heads, 4,096 GPUs need 128 sequences at once. The default has 16.
   Request request = AskGpt(Method::kSluice, 4096, 128 << 10);
   request.model = *FindModel("llama-8b");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
   EXPECT_TRUE(best.fits);
   EXPECT_EQ(best.settings.gpus(), 512);
-  // Idle GPUs count in speeds.
+  // Speeds per GPU count idle GPUs, too.
   EXPECT_NEAR(best.tokens_per_gpu_per_s * best.step_s * 4096,
               16.0 * (128 << 10), 1);
   IdleGpus idle = WhyIdle(request, {}, best);
@@ -167,7 +167,7 @@ TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate more, BestEstimate(request, {}));
   EXPECT_EQ(more.settings.gpus(), 4096);
   EXPECT_EQ(WhyIdle(request, {}, more).gpus, 0);
-  // 28 heads on 8 GPUs: 8 sequences would use all, by data parallelism.
+  // With 28 heads, one sequence uses 7 of 8 GPUs. Two sequences use all 8.
   request = AskGpt(Method::kSluice, 8, 1 << 20);
   request.model = *FindModel("qwen2.5-7b");
   request.global_batch = 1;
@@ -179,8 +179,9 @@ TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   idle = WhyIdle(request, python, seven);
   EXPECT_EQ(idle.gpus, 1);
   EXPECT_TRUE(idle.by_heads);
-  EXPECT_EQ(idle.batch, 2);  // 4 ranks share each
-  // sluice-train has no data parallelism: no number of sequences would use 11.
+  EXPECT_EQ(idle.batch, 2);  // 4 ranks per sequence
+  // sluice-train has no data parallelism, so no number of sequences uses 11
+  // GPUs.
   request.gpus = 11;
   const GivenSettings trainer = {.engine = Engine::kTrainer};
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate eight,
@@ -189,8 +190,8 @@ TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   EXPECT_FALSE(WhyIdle(request, trainer, eight).batch.has_value());
 }
 
-// Guards against idle GPUs: Llama-8B's 32 heads left 96 of 128 GPUs idle, 65
-// minutes per step, and Qwen2.5-7B's 28 heads one of 8.
+// Guards against idle GPUs: 96 of 128 with Llama-8B's 32 heads, and 1 of 8 with
+// Qwen2.5-7B's 28 heads.
 TEST(TrainSettings, SluiceTrainsRanksMayBeMoreThanTheHeadsOrNotDivideThem) {
   Request request = AskGpt(Method::kSluice, 128, 8 << 20);
   request.model = *FindModel("llama-8b");
@@ -207,15 +208,15 @@ TEST(TrainSettings, SluiceTrainsRanksMayBeMoreThanTheHeadsOrNotDivideThem) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate qwen, BestEstimate(request, {}));
   EXPECT_EQ(qwen.settings.gpus(), 8);
   EXPECT_EQ(RowParts(request, qwen.settings), 2);
-  // Any number of ranks that is asked for.
+  // Any requested number of ranks is used.
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate five,
                               BestEstimate(request, {.sp = 5}));
   EXPECT_EQ(five.settings.engine, Engine::kTrainer);
   EXPECT_EQ(RowParts(request, five.settings), 5);
 }
 
-// A node has 8 of the 64 ranks. A rank has one head of half of the rows, and
-// one of all rows of k and v: their 8 heads are there 64 times.
+// A node has 8 of the 64 ranks. A rank holds half of the rows of one query
+// head, and all rows of k and v of one of the 8 kv heads.
 TEST(TrainSettings, RowPartsHoldAllKeysOfTheirHeads) {
   Request request = AskGpt(Method::kSluice, 64, 1 << 20);
   request.model = *FindModel("llama-8b");
@@ -242,22 +243,23 @@ TEST(TrainSettings, EveryStageOfZeROIsSearchedForEveryMethod) {
                                method == Method::kUpipe ||
                                method == Method::kRing;
       if (has_3_alone && stage < 3) continue;
-      if (method == Method::kSluice && stage == 2) continue;  // no engine's
+      if (method == Method::kSluice && stage == 2)
+        continue;  // no engine has it
       GivenSettings given;
       given.zero = stage;
       SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate one,
                                   BestEstimate(request, given));
       if (!one.fits) continue;
       EXPECT_TRUE(best.fits) << MethodName(method);
-      // Inside a pipeline only a given stage shards more.
+      // Within a pipeline, the search shards more only if the stage is given.
       if (stage > 1 && one.settings.pp > 1) continue;
       EXPECT_LE(best.step_s, one.step_s) << MethodName(method) << stage;
     }
   }
 }
 
-// Guards against sharding weights only if nothing else fits, so that a GPU with
-// more memory got a slower step.
+// Guards against sharding weights only if nothing else fits: a GPU with more
+// memory then gets a slower step.
 TEST(TrainSettings, SluiceShardsWeightsWhereThatIsFaster) {
   Request request = AskGpt(Method::kSluice, 64, 128 << 10);
   request.model = *FindModel("llama-70b");
@@ -286,7 +288,7 @@ TEST(TrainSettings, PipelineStagesNeedNotDivideTheLayers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate uneven,
                               BestEstimate(request, given));
   EXPECT_EQ(uneven.settings.pp, 4);
-  // The fullest stage has 8 of 30 layers, as of 32.
+  // The fullest stage has 8 layers, of 30 as of 32.
   request.model.layers = 32;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate even,
                               BestEstimate(request, given));
@@ -310,7 +312,7 @@ TEST(TrainSettings, FpdtTakesUnevenHeadsAndWaitsForTheFullestRank) {
               3.0 * 16 / 40 / 2, 1e-9);
 }
 
-TEST(TrainSettings, WhatNoStrategyCanBeIsBadInput) {
+TEST(TrainSettings, ImpossibleStrategiesAreRefused) {
   const auto refused = [](const Request& request, const GivenSettings& given,
                           const char* what) {
     EXPECT_THAT(BestEstimate(request, given),

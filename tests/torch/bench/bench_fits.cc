@@ -1,6 +1,6 @@
-// The cost of streaming when nothing needs to be streamed: a step of the
-// streamed layer that keeps every class in HBM, in turns with keep-all's step
-// on the same weights, text and memory.
+// Measures the cost of streaming if nothing needs to be streamed: runs a
+// streamed step that keeps every class in HBM, in turns with keep-all's step on
+// the same weights, text and memory.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -69,7 +69,7 @@ std::vector<Entry> Measure() {
   Node node(GiB(1));
   StepTensors tensors(kModel, kSequence);
   std::vector<double> keep_all, ratios[std::size(kChunks)];
-  // A check allows ten times the target, more than any stall of one step.
+  // A check allows ten times the target, so one round suffices.
   const int rounds = IsCheck() ? 1 : kRounds;
   for (int round = 0; round <= rounds; ++round) {
     const double baseline = KeepAll(node, tensors);
@@ -77,7 +77,7 @@ std::vector<Entry> Measure() {
       const double streamed = Streamed(node, tensors, kChunks[i]);
       if (round > 0) ratios[i].push_back(streamed / baseline);
     }
-    if (round > 0) keep_all.push_back(baseline);  // the first warms up
+    if (round > 0) keep_all.push_back(baseline);  // the first round warms up
   }
   const client::CopyStats moved = node.engine().stats();
   double best = 0;

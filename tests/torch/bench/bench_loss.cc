@@ -1,5 +1,5 @@
-// The cost of the chunk size for a large vocabulary: seconds of a streamed step
-// with chunks of 64 to 2,048 tokens, each chunk size in turn.
+// Measures the cost of the chunk size for a large vocabulary: the seconds of a
+// streamed step with chunks of 64 to 2,048 tokens, each chunk size in turn.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -41,8 +41,8 @@ class Step {
     options_.host_size = host_.size();
   }
 
-  // Returns the seconds until the step's last copy is out as well. This step
-  // has HBM alone while it runs.
+  // Returns the seconds of a step, including its last copy out. The step has
+  // HBM alone while it runs.
   double Seconds() {
     auto context = StreamContext::Create(options_);
     SLUICE_CHECK_OK(context.status());
@@ -76,10 +76,10 @@ std::vector<Entry> Measure() {
   std::vector<std::unique_ptr<Step>> steps;
   for (const int64_t chunk : kChunks) {
     steps.push_back(std::make_unique<Step>(node, tensors, chunk));
-    steps.back()->Seconds();  // the first is slower
+    steps.back()->Seconds();  // the first step is slower
   }
   std::vector<std::vector<double>> seconds(steps.size());
-  // A check allows ten times the target, more than any stall of one step.
+  // A check allows ten times the target, so one round suffices.
   const int rounds = IsCheck() ? 1 : kRounds;
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < steps.size(); ++i) {

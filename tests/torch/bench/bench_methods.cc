@@ -1,5 +1,5 @@
-// The HBM that the baselines need and the lengths that they reach, with the
-// demo's model on one rank that has the demo's 36 MiB.
+// Measures the HBM that the baselines need, and the lengths that they reach,
+// with the demo's model on one rank that has the demo's 36 MiB.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -41,8 +41,8 @@ class Rank {
                            at::kFloat)),
         states_(node_.allocator().stats().used) {}
 
-  // Returns the most that a step needs apart from the states; nullopt if it
-  // does not fit.
+  // Returns the peak of a step beyond the states, or nullopt if the step does
+  // not fit.
   std::optional<Bytes> Peak(BaselineMethod method, int64_t rows) {
     HostInputs::Options inputs{.layers = Model().layers,
                                .rows = rows,

@@ -38,7 +38,7 @@ class Node {
 
   runtime::RegionAllocator& allocator() { return allocator_; }
   client::CopyEngine& engine() { return *engine_; }
-  // Bytes per second of each direction; 0: not throttled.
+  // `bytes_per_second` is for each direction; 0 means no limit.
   void SetLinkSpeed(double bytes_per_second);
 
  private:
@@ -52,7 +52,7 @@ class Node {
 
 double Seconds(const std::function<void()>& body);
 double Median(std::vector<double> values);
-// Returns one compute thread fewer than cores, at least one: the rest copies.
+// Returns the number of cores less one, which copies, but at least 1.
 int ComputeThreads();
 
 }  // namespace sluice::bench

@@ -1,10 +1,10 @@
-// The share of its copies that a streamed step hides. The step's wall time with
-// resident data and without copies is the time of its computation. The same
-// step then runs on links of a set speed:
-//   overlap       copies of both directions together take as long as the
-//                 computation: a step mostly of attention, the easy case;
-//   overlap even  the copies of the busier direction alone take as long: both
-//                 are busy throughout, and every wait of either shows.
+// Measures how much of its copies a streamed step hides. The step's compute
+// time is its wall time with resident data and without copies. The same step
+// then runs on links of a set speed:
+//   overlap       copies of both directions together take as long as compute;
+//                 the step is mostly attention, which is the easy case;
+//   overlap even  copies of the busier direction alone take as long as compute,
+//                 so that every wait shows.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -39,11 +39,11 @@ double AttentionShare(const std::vector<plan::SegmentKind>& kinds) {
   return attention / all;
 }
 
-// The bytes that a step moves; the run also fills the rings with a step's data.
 struct Moved {
   Bytes in, out;
 };
 
+// Returns the bytes that a step moves. The run also fills the rings.
 Moved RunOnce(BenchStep& step) {
   const client::CopyStats before = step.copies().stats();
   step.Run();
@@ -94,8 +94,9 @@ std::vector<Entry> Overlap() {
        "with less the overlap figure would not count"}};
 }
 
-// Each round sets the link's speed by the resident run before it, and judges by
-// that run and the one after it, since the machine's speed drifts.
+// Each round sets the link's speed by the resident run before it, and compares
+// with the mean of that run and the run after it, since the machine's speed
+// drifts.
 Entry EvenOverlap() {
   Node node(MiB(256));
   BenchStep step(node, {.model = {.layers = 2,

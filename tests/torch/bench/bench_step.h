@@ -12,8 +12,8 @@
 
 namespace sluice::bench {
 
-// An engine with copies that can be switched off: rings then keep what they
-// last held, and every ticket is reached.
+// An engine with copies that can be switched off. Rings then keep their last
+// data, and every ticket is reached.
 class SwitchedEngine final : public client::ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;
@@ -43,7 +43,7 @@ class BenchStep {
  public:
   BenchStep(Node& node, const stream::StreamOptions& options);
 
-  // Returns the seconds until the step's last copy is out as well.
+  // Returns the seconds of a step, including its last copy out.
   double Run();
   SwitchedEngine& copies() { return copies_; }
   const stream::StreamOptions& options() const { return options_; }

@@ -50,7 +50,7 @@ at::Tensor HeadsBeforeRows(const at::Tensor& t) {
 
 // Autograd of the whole row, with attention as a full matrix in fp64.
 struct Truth {
-  at::Tensor output, q, k, v;  // and the gradients of these
+  at::Tensor output, q, k, v;  // q, k, v: their gradients
 };
 Truth TruthOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const at::Tensor& gradient) {
@@ -116,7 +116,7 @@ TEST_P(AttentionKernels, MergedBlocksHaveTheGradientsOfAutograd) {
   }
   EXPECT_LT(ErrorOf(running.output, truth.output), 0.02);
 
-  // On an H100 the efficient kernel read the second layout wrongly.
+  // Guards against a kernel that misreads the second layout.
   for (const at::Tensor& output :
        {running.output, HeadsBeforeRows(running.output)}) {
     SCOPED_TRACE(output.strides());
@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Shape{"OneToken", 1, 2, 2, 8, {1}}),
     [](const auto& info) { return std::string(info.param.name); });
 
-TEST(AttentionKernel, RefusesWhatItCannotInOneLineWithItsName) {
+TEST(AttentionKernel, RefusesUnsupportedHeadsAndTypesByItsName) {
   if (!OnCuda()) GTEST_SKIP() << "kernels of a GPU";
   const at::Device gpu = TestNode(1, 0, 0).device();
   const Backend& backend = **FindBackend(gpu);

@@ -1,5 +1,5 @@
-// A rank's fake GPU, for programs that include torch: torch's headers declare
-// CUDA's functions themselves.
+// A rank's fake GPU, for programs that include torch. This header declares none
+// of CUDA's functions, because torch's headers do.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@ namespace sluice::testing {
 
 class GpuMemory {
  public:
-  // Takes memory of GPU `rank`. Its context becomes the thread's.
+  // Uses GPU `rank`. Its context becomes current in the calling thread.
   explicit GpuMemory(int rank, int ranks);
   ~GpuMemory();
 

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Every ordering, wait and abort of ranks on GPUs is needed:
+"""Tests that every ordering, wait and abort of ranks on GPUs is needed:
 nccl_defects_test.py BUILD [NAME…].
 
-Builds the module sluice_torch_nccl with one thing removed from nccl_ranks.cc,
-and expects nccl_ranks_test to fail with it: by a race or another finding of
-the fakes, a hang, a wrong value or a wrong message. SURVIVORS lists the
-removals that no test detects, with the reason.
-"""
+Builds the module sluice_torch_nccl with a piece of code removed from
+nccl_ranks.cc, and expects nccl_ranks_test to fail with it: by a race or another
+finding of the fakes, a hang, a wrong value or a wrong message. SURVIVORS lists
+the removals that no test detects, with the reason."""
 
 import json
 import os
@@ -119,7 +118,7 @@ class Build:
                 " && :")
 
     def module(self, text, folder):
-        """Builds the module from this text, in the folder."""
+        """Builds the module in `folder`, from the source `text`."""
         copy = os.path.join(folder, os.path.basename(SOURCE))
         with open(copy, "w", encoding="utf-8") as file:
             file.write(text)

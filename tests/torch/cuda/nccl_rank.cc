@@ -1,8 +1,8 @@
 // One rank over the real ProcessGroupNCCL of libtorch_cuda, on the fake driver,
 // runtime and NCCL, for nccl_ranks_test: RANK FOLDER TORCH_CUDA WHAT.
 //
-// It ends by _exit: torch keeps its streams, events and context to the end of
-// the process, which the fakes would report as left behind.
+// The process ends by _exit, because torch keeps its streams, events and
+// context to the end, which the fakes would report as left behind.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -159,7 +159,7 @@ class Rank {
     const std::vector<std::string> before = Environment();
     auto connected = runtime::ConnectDevice(options, host_.get());
     Require(connected.status());
-    // Which other threads may be reading.
+    // Other threads may be reading the environment.
     Require(Environment() == before, "the environment has changed");
     ranks_ = *std::move(connected);
     Require(ranks_->Check());  // before there is a communicator
@@ -190,7 +190,7 @@ void Rank::Exchange() {
   Require(ranks_->AwaitBegun());
   Require(Read(halves) == std::vector<float>(kCount, 3),
           "reduce-scatter, then all-gather");
-  // Uneven, and rank 1 sends itself nothing.
+  // The parts are uneven, and rank 1 sends nothing to itself.
   const std::vector<int64_t> sent = rank_ == 0 ? std::vector<int64_t>{300, 700}
                                                : std::vector<int64_t>{1000, 0};
   const std::vector<int64_t> received = rank_ == 0
@@ -207,10 +207,10 @@ void Rank::Exchange() {
   ExpectRefusals();
   HostWait();
   Require(ranks_->Check());
-  // From a thread that is on GPU 0, as all are at first.
+  // A new thread is on GPU 0.
   std::thread([this] { Require(ranks_->Check()); }).join();
   Require(ranks_->Barrier());
-  ranks_.reset();  // aborts nothing: the fake finds it else
+  ranks_.reset();  // the fake reports an abort here
 }
 
 void Rank::ExchangeOnHost() {
@@ -234,7 +234,7 @@ void Rank::ExchangeOnHost() {
           "all-to-all on the host");
 }
 
-// All ranks refuse these, so none is issued.
+// All ranks refuse these operations, so none is issued.
 void Rank::ExpectRefusals() {
   const auto refused = [](const absl::Status& status, const char* what) {
     Require(status.code() == absl::StatusCode::kInvalidArgument, what);
@@ -247,8 +247,8 @@ void Rank::ExpectRefusals() {
           "to the host from a GPU");
 }
 
-// Without the earlier abort, this rank would make a communicator and wait in it
-// for the others.
+// Without the abort, this rank would make a communicator and wait in it for the
+// other rank.
 void Rank::AbortFirst() {
   ranks_->Abort("rank 0 of job demo: ended");
   at::Tensor sum = Make(Own());
@@ -256,7 +256,7 @@ void Rank::AbortFirst() {
           "a sum after an abort");
 }
 
-// The other rank never joins the operation that this one has started.
+// The other rank never joins the operation that this rank has started.
 void Rank::AwaitNobody() {
   at::Tensor sum = Make(Own());
   const absl::Status alone = ranks_->SumAll(sum);
@@ -264,8 +264,8 @@ void Rank::AwaitNobody() {
   std::cout << alone.message() << std::endl;
 }
 
-// The other rank is killed while this one waits for it on the host. NCCL does
-// not report that; an abort from outside, as by the daemon, ends the wait.
+// The other rank is killed while this rank waits for it on the host. NCCL does
+// not report the death; an abort by another thread ends the wait.
 void Rank::AwaitAbort() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));
@@ -290,7 +290,7 @@ void Rank::AwaitAbort() {
   Require(ranks_->Check() == later, "the first reason stays");
 }
 
-// The other rank is killed while a sum that this one has begun waits for it.
+// The other rank is killed while a sum that this rank has begun waits for it.
 // The sum has ended when the stream is idle, so its memory may be unmapped.
 void Rank::LeaveBegun() {
   at::Tensor sum = Make(Own());

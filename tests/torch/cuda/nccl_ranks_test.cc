@@ -1,5 +1,5 @@
-// Ranks on GPUs over torch's own ProcessGroupNCCL: two processes on two fake
-// GPUs and a fake NCCL. It proves nothing about a GPU.
+// Tests ranks on GPUs over torch's own ProcessGroupNCCL: two processes on two
+// fake GPUs and a fake NCCL. This proves nothing about a real GPU.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -60,9 +60,8 @@ TEST_F(NcclRanks, NothingIsIssuedAfterAnAbort) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Guards against c10d's own five minutes in place of the run's timeout. The
-// others wait for rank 0.
-TEST_F(NcclRanks, ARankThatIsLateForTheFirstOperationIsAwaitedAsLongAsAsked) {
+// Guards against c10d's timeout of five minutes in place of the run's.
+TEST_F(NcclRanks, ALateRankIsAwaitedForTheRunsTimeout) {
   const auto absent = Start(0, "idle"), other = Start(1, "await-nobody");
   const ChildResult result = other->Join(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
@@ -85,7 +84,7 @@ TEST_F(NcclRanks, AnAbortEndsTheWaitForAKilledRankWithItsReason) {
   EXPECT_EQ(Findings(), "");
 }
 
-TEST_F(NcclRanks, BegunSumOfAKilledRankHasEndedWhenTheStreamIsIdle) {
+TEST_F(NcclRanks, ASumWithAKilledRankHasEndedWhenTheStreamIsIdle) {
   const auto victim = Start(0, "die"), other = Start(1, "leave-begun");
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
   ASSERT_TRUE(other->WaitForOutput("waits", kLong));
@@ -97,7 +96,7 @@ TEST_F(NcclRanks, BegunSumOfAKilledRankHasEndedWhenTheStreamIsIdle) {
   EXPECT_EQ(Findings(), "");
 }
 
-TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
+TEST_F(NcclRanks, ADeathThatNcclReportsIsTheErrorAfterTheHostsWait) {
   const auto victim = Start(0, "die", /*silent=*/false);
   const auto other = Start(1, "await-error", /*silent=*/false);
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));
@@ -105,7 +104,7 @@ TEST_F(NcclRanks, WhatNcclKnowsOfADeathIsTheErrorAfterTheHostsWait) {
   victim->Kill(SIGKILL);
   const ChildResult result = other->Join(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  // The waiting operation reports it, or the next one.
+  // The waiting operation or the next one reports the death.
   EXPECT_THAT(result.out, AnyOf(HasSubstr("rank 0, whose process has ended"),
                                 HasSubstr("the process of rank 0 has ended")));
   EXPECT_EQ(Findings(), "");

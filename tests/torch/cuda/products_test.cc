@@ -1,7 +1,7 @@
-// Tests in which precision a rank's fp32 tensors are multiplied, on the fakes
-// (tests/fake_cuda): a real sluiced, and this process as its ranks. Nothing
-// else in a run shows it: the fakes multiply on the CPU, and on a GPU TF32 is
-// only less exact. It proves nothing about a GPU.
+// Tests the precision in which a rank multiplies fp32 tensors, on the fakes
+// (tests/fake_cuda), with a real sluiced and this process as its ranks. No
+// other test shows the precision: the fakes multiply on the CPU, and on a GPU
+// TF32 is only less exact. This proves nothing about a GPU.
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -34,7 +34,7 @@ class Products : public ::testing::Test {
     std::filesystem::create_directory(node);
     setenv("SLUICE_FAKE_CUDA", ("gpus=1,node=" + node).c_str(), 1);
     setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(),
-           1);                                        // the daemon's
+           1);                                        // for the daemon
     setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);  // for a small lease
     std::ofstream(directory_->File("sluiced.toml"))
         << "[device]\ndriver = \"cuda\"\n[http]\nlisten = \"\"\n"
@@ -74,7 +74,7 @@ class Products : public ::testing::Test {
 testing::TempDir* Products::directory_ = nullptr;
 std::unique_ptr<Child> Products::daemon_;
 
-TEST_F(Products, OfABf16RanksFp32TensorsAreTf32AndOfAnFp32RankIeee) {
+TEST_F(Products, AreTf32OnABf16RankAndIeeeOnAnFp32Rank) {
   ASSERT_FALSE(Tf32());  // torch's own choice
   for (const auto dtype :
        {stream::Dtype::kBf16, stream::Dtype::kFp32, stream::Dtype::kBf16}) {
@@ -84,8 +84,8 @@ TEST_F(Products, OfABf16RanksFp32TensorsAreTf32AndOfAnFp32RankIeee) {
   }
 }
 
-// A user's environment may set it, as TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1 does.
-TEST_F(Products, AnFp32RankIsIeeeWhateverTheProcessHadChosen) {
+// A user may allow TF32, with TORCH_ALLOW_TF32_CUBLAS_OVERRIDE=1.
+TEST_F(Products, AnFp32RankIsIeeeEvenIfTheProcessAllowedTf32) {
   at::globalContext().setAllowTF32CuBLAS(true);
   const auto memory = Open(stream::Dtype::kFp32);
   EXPECT_FALSE(Tf32());

@@ -1,6 +1,5 @@
-// Tests torch's CUDA tensors in a region, on the fakes (tests/fake_cuda). The
-// module is the one that a program opens on a GPU. It proves nothing about a
-// GPU.
+// Tests torch's CUDA tensors in a region, on the fakes (tests/fake_cuda), with
+// the module that a program loads on a GPU. This proves nothing about a GPU.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/core/Event.h>
@@ -89,7 +88,7 @@ class RegionFrontTest : public ::testing::Test {
     return static_cast<const std::byte*>(tensor.data_ptr()) -
            memory_->address();
   }
-  // Enqueues an operation that only takes so much time.
+  // Enqueues an operation that only takes `time`.
   void Sleep(device::Stream stream, std::chrono::milliseconds time) const {
     EXPECT_EQ(fake_cuda::fake_cuda_run(
                   Ok(driver_->NativeStream(stream)), "sleep", {},
@@ -97,7 +96,8 @@ class RegionFrontTest : public ::testing::Test {
               0);
   }
   static double Seconds(std::chrono::milliseconds time) {
-    return std::chrono::duration<double>(time).count() - 1e-4;  // of clocks
+    return std::chrono::duration<double>(time).count() -
+           1e-4;  // the error of clocks
   }
   static at::Tensor Make(Bytes size) {
     return at::empty({size.count()}, On(kGpu, at::kByte));
@@ -116,13 +116,14 @@ TEST_F(RegionFrontTest, TensorsAndResultsOfOperatorsLieInTheRegion) {
   EXPECT_GE(OffsetOf(a), 0);
   EXPECT_LT(OffsetOf(b), kSize.count());
   EXPECT_NE(OffsetOf(a), OffsetOf(b));
-  EXPECT_EQ(allocator_->stats().used, Bytes(2 * 1280));  // 1200, to 256
-  EXPECT_EQ(OffsetOf(a) % 256, 0);  // as cuBLAS wants its workspace
+  EXPECT_EQ(allocator_->stats().used,
+            Bytes(2 * 1280));       // 1200 bytes, up to 256
+  EXPECT_EQ(OffsetOf(a) % 256, 0);  // as cuBLAS requires
   EXPECT_EQ(OffsetOf(b) % 256, 0);
   EXPECT_EQ(b.sum().item<float>(), 1200);
 }
 
-TEST_F(RegionFrontTest, TheHostsTensorsAreNotAndNoScopeIsNeeded) {
+TEST_F(RegionFrontTest, OnlyGpuTensorsAreInTheRegionWhateverTheScope) {
   const at::Tensor host = at::ones({1000}, OnHost(at::kFloat));
   EXPECT_EQ(allocator_->stats().used, Bytes(0));
   const HostScope scope("the CPU's");
@@ -131,7 +132,7 @@ TEST_F(RegionFrontTest, TheHostsTensorsAreNotAndNoScopeIsNeeded) {
   EXPECT_EQ(allocator_->stats().host_used, Bytes(0));
 }
 
-TEST_F(RegionFrontTest, ASegmentThatWasRecordedIsReplayedAtItsPlan) {
+TEST_F(RegionFrontTest, ARecordedSegmentIsReplayedAtItsPlannedOffsets) {
   const auto segment = [this] {
     const SegmentScope scope(allocator_.get(), "s");
     const at::Tensor a = Make(KiB(64));
@@ -153,7 +154,7 @@ TEST_F(RegionFrontTest, ASegmentThatWasRecordedIsReplayedAtItsPlan) {
   EXPECT_EQ(allocator_->stats().mismatches, 0);
 }
 
-TEST_F(RegionFrontTest, ARegionThatIsFullSaysWhatWasAskedAndTakesNothing) {
+TEST_F(RegionFrontTest, AFullRegionReportsTheRequestAndTakesNothing) {
   EXPECT_THAT(Refusal([] { Make(MiB(5)); }),
               AllOf(HasSubstr("out of GPU memory"), HasSubstr("5 MiB")));
   EXPECT_EQ(allocator_->stats().used, Bytes(0));
@@ -173,7 +174,7 @@ TEST_F(RegionFrontTest, UseOnAnotherStreamIsAnError) {
   ThrowIfError(driver_->DestroyStream(other));
 }
 
-TEST_F(RegionFrontTest, WhatARegionHasNotIsRefusedByName) {
+TEST_F(RegionFrontTest, UnsupportedAllocatorCallsAreRefused) {
   auto* const torch = c10::cuda::CUDACachingAllocator::get();
   EXPECT_EQ(torch->name(), "sluice");
   EXPECT_THAT(Refusal([&] {
@@ -203,15 +204,15 @@ TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
 }
 
 // Guards against an init call that stays in the region's allocator, so that
-// torch's own knows of no GPU.
-TEST_F(RegionFrontTest, TorchsOwnAllocatorHearsOfTorchsBeginning) {
+// torch's own allocator knows of no GPU.
+TEST_F(RegionFrontTest, TorchsOwnAllocatorIsInitializedToo) {
   c10::cuda::CUDACachingAllocator::get()->init(1);
   allocator_->Disarm();
   EXPECT_TRUE(c10::cuda::CUDACachingAllocator::get()->initialized());
 }
 
 // Guards against torch's cuBLAS workspaces that outlive the lease they lie in.
-TEST_F(RegionFrontTest, WhatTorchKeepsForCublasIsGivenBack) {
+TEST_F(RegionFrontTest, CublasWorkspacesAreGivenBack) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);
   fake_cuda::fake_cuda_set("cublas=1");
   TakeWorkspaces(kGpu);
@@ -221,9 +222,8 @@ TEST_F(RegionFrontTest, WhatTorchKeepsForCublasIsGivenBack) {
   fake_cuda::fake_cuda_set("cublas=0");
 }
 
-// Guards against a current stream of the driver's own, which ends with the
-// driver.
-TEST_F(RegionFrontTest, TheStreamThatABackendSetIsTorchsNoLonger) {
+// Guards against a current stream that ends with the driver.
+TEST_F(RegionFrontTest, ABackendThatEndsResetsTorchsStream) {
   allocator_->Disarm();
   torch_cuda_->SetCurrentStream(0, nullptr);
   auto backend = OpenCudaBackend(driver_.get(), kGpu);
@@ -292,7 +292,7 @@ TEST_F(RegionFrontTest, ASegmentTakesAsLongAsItsOperations) {
   allocator_->RecordTimeline(true);
   allocator_->RecordSegments(true);
   const device::CallCounters before = driver_->counters();
-  Sleep(compute_, kLong);  // of no segment
+  Sleep(compute_, kLong);  // in no segment
   for (const auto slept : {kLong, kShort}) {
     const SegmentScope scope(allocator_.get(), "busy");
     Sleep(compute_, slept);
@@ -305,7 +305,7 @@ TEST_F(RegionFrontTest, ASegmentTakesAsLongAsItsOperations) {
   EXPECT_TRUE(allocator_->times_fault().ok());
   ASSERT_EQ(kinds.size(), 2U);
   EXPECT_EQ(kinds[0].executions, 2);
-  EXPECT_GE(kinds[0].seconds, Seconds(kShort));  // the least
+  EXPECT_GE(kinds[0].seconds, Seconds(kShort));  // the shortest run
   EXPECT_LT(kinds[0].seconds, Seconds(kLong));
   EXPECT_LT(kinds[1].seconds, Seconds(kLong));
   const auto runs = allocator_->TakeRuns();

@@ -2,12 +2,11 @@
 // one at a time and at its one place in the step, on the fake CUDA driver. As
 // in removed_waits_test, only the order of the calls counts.
 //
-// If the removal leaves two operations unordered that use common bytes, one of
-// them writing (WaitGraph), the race detector must report it each time. If not,
-// nothing needs the wait there: other waits imply it, or the unordered
-// operations use different bytes. As many of these waits as possible are then
-// removed at once, and the detector must report nothing. The waits are not
-// listed: all go through the copy engine.
+// If a removal leaves two conflicting operations unordered (WaitGraph), the
+// race detector must report a race. Otherwise the wait is not needed: other
+// waits imply it, or the unordered operations use different bytes. As many
+// unneeded waits as possible are then removed at once, and the detector must
+// report nothing. The waits are not listed: all go through the copy engine.
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -57,8 +56,7 @@ const std::vector<const char*> kQuerySide = {
     "q", "attention_output", "lse", "output_gradient", "query_gradient"};
 const std::vector<const char*> kKeySide = {"k", "v", "key_gradient",
                                            "value_gradient"};
-// Chunks are of 13 tokens: two of them, three, and so many that a slot of every
-// ring is used again.
+// Two chunks of 13 tokens, three, and so many that every ring reuses its slots.
 const Shape kShapes[] = {
     {"TwoChunks", 20, Order::kKeysOuter},
     {"ThreeChunksQueriesOuter", 33, Order::kQueriesOuter},
@@ -87,7 +85,7 @@ TEST(WaitGraph, OperationsConflictInCommonBytesThatOneOfThemWrites) {
   EXPECT_TRUE(graph.Conflict(beside, graph.Add(4, {Use(8, 9, false)})));
 }
 
-TEST(WaitGraph, AWaitIsNotNeededWhereOthersOrderTheSame) {
+TEST(WaitGraph, AWaitIsNotNeededIfOtherWaitsImplyIt) {
   client::WaitGraph graph;
   const size_t copy = graph.Add(/*stream=*/1, {Use(0, 4, true)});
   const size_t next = graph.Add(1, {Use(4, 8, true)});
@@ -99,7 +97,7 @@ TEST(WaitGraph, AWaitIsNotNeededWhereOthersOrderTheSame) {
   EXPECT_TRUE(graph.AreNeeded({early, late}));
 }
 
-TEST(WaitGraph, WhatIsComputedBetweenTwoWaitsNeedsTheFirst) {
+TEST(WaitGraph, ComputeBetweenTwoWaitsNeedsTheFirst) {
   client::WaitGraph graph;
   const size_t copy = graph.Add(/*stream=*/1, {Use(0, 4, true)});
   const size_t early = graph.Wait(graph.Add(0), copy);
@@ -122,7 +120,7 @@ TEST(WaitGraph, AWaitForOtherBytesIsNotNeeded) {
 
 class EachWait : public ::testing::TestWithParam<Shape> {
  protected:
-  // Runs a step without those waits. Returns the findings.
+  // Runs a step without the waits `removed`. Returns the findings.
   std::string Run(const Removal& removed, NotedWaits* noted) {
     StepCase c = ManyChunks(GetParam().order);
     c.seq_len = GetParam().seq_len;
@@ -146,12 +144,12 @@ class EachWait : public ::testing::TestWithParam<Shape> {
   }
 };
 
-TEST_P(EachWait, NothingIsFoundInAWholeStep) {
+TEST_P(EachWait, AWholeStepHasNoFindings) {
   NotedWaits step;
   EXPECT_EQ(Run({}, &step), "");
 }
 
-TEST_P(EachWait, ThatIsLeftOutIsFoundWhereItOrdersSomething) {
+TEST_P(EachWait, IsFoundIfItIsRemovedAndNeeded) {
   NotedWaits step;
   ASSERT_EQ(Run({}, &step), "");
   Removal together;

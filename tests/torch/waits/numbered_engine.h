@@ -1,6 +1,5 @@
 // A copy engine between a step and the real engine. It numbers all waits of the
-// step, records the order that they make, and omits the waits of some numbers,
-// unnoticed by the step.
+// step, records the order that they make, and omits the waits of some numbers.
 //
 // A step requests the same waits in the same order each time, so a number
 // identifies one wait at one place in one step.
@@ -87,7 +86,7 @@ class NumberedEngine final : public ForwardingEngine {
     std::string kind;
     size_t operation;
     bool is_mark;
-    std::set<size_t> waits;  // for it
+    std::set<size_t> waits;  // for this point
   };
 
   static WaitGraph::Accesses AccessesOf(const CopyRequest& request) {
@@ -99,7 +98,7 @@ class NumberedEngine final : public ForwardingEngine {
     }
     return accesses;
   }
-  // What was computed since the last call is one operation.
+  // Adds the compute since the last call as one operation.
   void NoteCompute() {
     const WaitGraph::Accesses computed = computed_();
     if (!computed.empty()) noted_->graph.Add(kCompute, computed);
@@ -111,7 +110,7 @@ class NumberedEngine final : public ForwardingEngine {
   bool IsLeftOut(const std::string& waiter, size_t operation,
                  const Ticket& ticket) {
     const auto found = points_.find(TicketAccess::StateOf(ticket));
-    if (found == points_.end()) return false;  // reached from the beginning
+    if (found == points_.end()) return false;  // never pending
     const size_t wait = noted_->graph.Wait(operation, found->second.operation);
     noted_->names.push_back(waiter + " for " + found->second.kind);
     found->second.waits.insert(wait);
@@ -121,7 +120,7 @@ class NumberedEngine final : public ForwardingEngine {
   const std::set<size_t> left_out_;
   const std::function<WaitGraph::Accesses()> computed_;
   NotedWaits* const noted_;
-  // Holds states, so that no two have one address.
+  // The map owns the states, so that no two share an address.
   std::unordered_map<std::shared_ptr<TicketAccess::State>, Point> points_;
 };
 

@@ -1,11 +1,11 @@
 // Removes every wait that a streamed step makes, one kind at a time, on the
-// fake CUDA driver. Its race detector must report it by the order of the calls
-// alone, however fast the copies were: with `unready` no query finds a copy
-// done. (planted_waits_test shows on sim that such a step computes something
-// else; each_wait_test removes the waits of a kind one by one.)
+// fake CUDA driver. The driver's race detector must report each removal by the
+// order of the calls alone: with `unready` no query finds a copy done.
+// (planted_waits_test shows on sim that such a step computes something else;
+// each_wait_test removes the waits of a kind one by one.)
 //
 // A kind is a pair of waiter and awaited work: compute, or a copy by its label
-// and direction. The kinds come from the step itself, so a new one is tried
+// and direction. The kinds come from the step itself, so a new kind is tried,
 // too. Kinds that the detector does not find are listed here, with the reason.
 #include <cstdio>
 #include <memory>
@@ -32,12 +32,11 @@ std::string WaitName(const StepWait& wait) {
   return wait.first + " for " + wait.second;
 }
 
-// Waits that can be removed unnoticed: other waits imply each of them, so all
-// of them may be removed at once. Copies of a direction follow one another, and
-// so does compute; a wait for a later copy, or for compute that waited, covers
-// an earlier one. A step makes them because its parts are independent, and
-// because other shapes need them (planted_waits_test has two chunks, and
-// resident classes).
+// Waits that can be removed without a race, also all at once, because other
+// waits imply them. Copies of a direction run in order, and so does compute, so
+// a wait for a later copy, or for compute that waited, covers an earlier wait.
+// A step makes them because its parts are independent, and because other shapes
+// need them (planted_waits_test has two chunks, and resident classes).
 const std::set<StepWait> kImplied = {
     {kCompute, kCompute},
     {kCompute, "x, dX in"},
@@ -75,8 +74,8 @@ const std::set<StepWait> kImpliedWithQueriesOuter = {
 
 class RemovedWaits : public ::testing::TestWithParam<Order> {
  protected:
-  // Runs a step without the waits `forgotten`, and records all its waits.
-  // Returns the findings.
+  // Runs a step without the waits `forgotten`, and records all its waits in
+  // `made`. Returns the findings.
   std::string Run(const std::set<StepWait>& forgotten,
                   std::set<StepWait>* made) {
     StepCase c = ManyChunks(GetParam());

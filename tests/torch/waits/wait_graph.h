@@ -1,11 +1,7 @@
 // The order of a step's operations, by their streams and by the waits between
-// them. Tells whether a wait is needed: whether without it two operations that
-// use common bytes, one of them writing, are no longer ordered.
-//
-// A test that a race detector finds each removed wait must know which waits are
-// needed. This class computes it from the order and the bytes alone.
-//
-// Only bookkeeping.
+// them. A wait is needed if without it two operations that use common bytes, at
+// least one of them writing, are no longer ordered. WaitGraph finds the needed
+// waits from the order and the bytes alone.
 //
 // Thread safety: none.
 #pragma once
@@ -30,15 +26,13 @@ class WaitGraph {
   // Returns its number. Marks and waits access nothing; they only pass on the
   // order.
   size_t Add(int stream, const Accesses& accesses = {});
-  // Lets operation `waiter` run after `waited`, an earlier one. Returns the
-  // wait's number. REQUIRES: nothing was added after `waiter`.
+  // Lets operation `waiter` run after `waited`, an earlier operation. Returns
+  // the wait's number. REQUIRES: nothing was added after `waiter`.
   size_t Wait(size_t waiter, size_t waited);
 
-  // Returns whether any two conflicting operations that are ordered are no
-  // longer ordered without these waits.
+  // Returns whether removing `waits` leaves conflicting operations unordered.
   bool AreNeeded(const std::set<size_t>& waits) const;
-  // Returns whether two operations use common bytes, and one of them writes
-  // these.
+  // Returns whether the operations share bytes that at least one writes.
   bool Conflict(size_t one, size_t other) const;
 
  private:
@@ -58,7 +52,7 @@ class WaitGraph {
   std::vector<Bits> Order(const std::set<size_t>& without) const;
 
   std::vector<Operation> operations_;
-  std::map<int, size_t> last_;  // of a stream
+  std::map<int, size_t> last_;  // by stream
   size_t waits_ = 0;
 };
 
