@@ -242,8 +242,9 @@ def main():
     parser = argparse.ArgumentParser(
         prog="./dev mutants", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
+    head = git("rev-parse", "--short=8", "HEAD").strip()
     parser.add_argument("--seed", help="without it, the commit's first digits",
-                        default=git("rev-parse", "--short=8", "HEAD").strip())
+                        default=head)
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--room", default="", help="only of folders that begin "
                         "so: daemon/core")
@@ -255,7 +256,8 @@ def main():
                         "for a mutant (%(default)g)")
     given = parser.parse_args()
     folder = os.path.join(ROOT, "build/mutants", "-".join(
-        [given.seed, str(given.count), *given.room.split("/")]))
+        [*dict.fromkeys([head, given.seed]), str(given.count),
+         *given.room.split("/")]))
     tree = os.path.join(folder, "tree")
     draw = Draw(given.count, given.seed, given.room)
     os.makedirs(folder, exist_ok=True)
