@@ -728,10 +728,10 @@ void JointPlanning::ReleaseHeld(absl::Time now, Effects& effects) {
 }
 
 void JointPlanning::PlanAgain(absl::Time at, std::string why,
-                              std::optional<JobKey> whose) {
+                              std::optional<JobKey> job) {
   next_.at = std::min(next_.at, at);
   next_.why = std::move(why);
-  next_.whose = std::move(whose);
+  next_.whose = std::move(job);
 }
 
 void JointPlanning::Settle(absl::Time now, Effects& effects) {

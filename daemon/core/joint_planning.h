@@ -192,9 +192,9 @@ class JointPlanning {
                  Effects& effects);
   void ReleaseHeld(absl::Time now, Effects& effects);
   // Plans running jobs again at `at`, or when the next round is due if that is
-  // earlier. The reason is `why`, preceded by the name of `whose`.
+  // earlier. The reason is `why`, preceded by the name of `job`.
   void PlanAgain(absl::Time at, std::string why,
-                 std::optional<JobKey> whose = std::nullopt);
+                 std::optional<JobKey> job = std::nullopt);
 
   void ProposeChange(const JobKey& job, const Plan& plan,
                      const std::string& why, absl::Time now);

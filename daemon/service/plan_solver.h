@@ -59,8 +59,8 @@ class PlanSolver {
   // thread starts the workers, which the kernel ends with that thread
   // (PR_SET_PDEATHSIG). `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
-  // Kills the workers. A worker whose start is not reported yet ends with the
-  // task that reports it.
+  // Kills the workers. A worker that is still being started ends with the task
+  // that starts it.
   ~PlanSolver();
 
   void Solve(SolvePlan question);

@@ -30,12 +30,12 @@ DEFECTS = {
         ("    AwaitBegun().IgnoreError();\n", ""),
     "the result of a reduce-scatter is elsewhere":
         ("options_.rank * size", "0 * size"),
-    "nobody asks before an operation":
+    "an operation begins without a check":
         ("(CheckSendable(what, tensor));\n" + ASKED,
          "(CheckSendable(what, tensor));\n"),
-    "nobody looks whether a tensor can be sent":
+    "a tensor is sent without a check":
         ("    SLUICE_RETURN_IF_ERROR(CheckSendable(what, tensor));\n", ""),
-    "nobody looks whether a tensor can be received":
+    "a tensor is received without a check":
         ('    SLUICE_RETURN_IF_ERROR(CheckSendable("all-to-all", receive));\n',
          ""),
     "a tensor of another device is sent":
@@ -51,7 +51,7 @@ DEFECTS = {
     "an aborted communicator is asked":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!connected_) return aborted_;"),
-    "nobody knows that there is a communicator":
+    "a communicator that was made is not remembered":
         ("      connected_ = true;\n", ""),
     "NCCL's error is passed over":
         ("if (asked == ncclSuccess &&\n"
