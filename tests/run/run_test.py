@@ -224,6 +224,21 @@ class Record(Small):
         self.assertFalse({"lint", "passes"} & set(rows))
 
 
+class Filtered(Small):
+
+    def test_a_deep_test_is_selected_by_its_name(self):
+        self.lists = self.lists.replace("test(hangs unit", "test(slow deep")
+        self.configure()
+        os.rename(os.path.join(self.root, "build/small"),
+                  os.path.join(self.root, "build/release"))
+        runner = run.Runner(os.path.join(self.root, "out"), root=self.root)
+        started = []
+        runner.run = started.append
+        run.run_filtered(runner, ["slow"], deep=True)
+        self.assertEqual([phase.name for phase in started],
+                         ["setup", "build", "build for ci", "tests"])
+
+
 class Tiers(unittest.TestCase):
 
     def test_each_tier_includes_the_tiers_before_it(self):
