@@ -234,7 +234,7 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
   }
   EXPECT_GE(stream::KeptBytes(options.stream).count(), kept);
   EXPECT_LE(stream::KeptBytes(options.stream).count(), kept + 2 * 8 * 4 * 63)
-      << "aligned by layer, chunk and class";
+      << "rounded up for each layer, chunk and class";
   // Fractional rows are rounded down; the reserve covers alignment.
   const StreamContext::Options odd = MixedOptions(135);
   EXPECT_LE(

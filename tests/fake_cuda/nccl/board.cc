@@ -103,7 +103,7 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
   std::shared_ptr<Board> board(new Board);
   board->shared_ = Open(id);
   if (board->shared_ == nullptr) {
-    why = "the unique id is none, or its maker has ended";
+    why = "the unique id is unknown, or the process that made it has ended";
     return nullptr;
   }
   int expected = 0;

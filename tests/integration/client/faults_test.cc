@@ -322,7 +322,8 @@ TEST(Faults, ADaemonWithFewFilesSaysSoAndServesLaterRanks) {
     if (one.ok() && one->Observe().ok()) crowd.push_back(*std::move(one));
     said = RunRank(daemon);
   }
-  EXPECT_THAT(said, HasSubstr("the limit is")) << "with " << crowd.size();
+  EXPECT_THAT(said, HasSubstr("the limit is"))
+      << "with " << crowd.size() << " sessions";
   crowd.clear();
   // The daemon hears of their ends one after the other.
   const absl::Time end = absl::Now() + absl::Seconds(10);
