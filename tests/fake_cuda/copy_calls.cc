@@ -100,8 +100,8 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
     ++world.pageable_copies;
     if (world.settings.Get("pageable") == 0) {
       world.Find(fmt::format(
-          "cuMemcpyAsync: {} bytes of pageable memory (ours: what is copied is "
-          "pinned)",
+          "cuMemcpyAsync: {} bytes of pageable memory (ours: copied host "
+          "memory is pinned)",
           size));
     }
   }

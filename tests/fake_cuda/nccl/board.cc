@@ -112,8 +112,8 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
   board->ranks_ = ranks;
   board->rank_ = rank;
   why = shared.ranks != ranks
-            ? fmt::format("{} ranks, and another rank says {}", ranks,
-                          shared.ranks.load())
+            ? fmt::format("rank {} joins {} ranks, and another rank joins {}",
+                          rank, ranks, shared.ranks.load())
             : board->Enter(rank, device);
   if (!why.empty()) {
     board->Fail(kInvalidUsage, why);
@@ -135,7 +135,7 @@ std::string Board::Enter(int rank, int device) {
   Member& member = shared_->members[rank];
   MemberState expected = MemberState::kAbsent;
   if (!member.state.compare_exchange_strong(expected, MemberState::kJoining)) {
-    return fmt::format("rank {} is there twice", rank);
+    return fmt::format("rank {} joins twice", rank);
   }
   member.process = getpid();
   member.device = device;

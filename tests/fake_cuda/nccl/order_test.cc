@@ -255,7 +255,7 @@ TEST_P(Order, MisuseIsRefusedAndNamed) {
   EXPECT_THAT(found, HasSubstr("writes what AllReduce of 16 float32"));
   EXPECT_THAT(found, HasSubstr("there are 2 ranks"));
   EXPECT_THAT(found, HasSubstr("a buffer is null"));
-  EXPECT_THAT(found, HasSubstr("a group ends that was not started"));
+  EXPECT_THAT(found, HasSubstr("ncclGroupEnd without ncclGroupStart"));
 }
 
 }  // namespace
