@@ -99,7 +99,9 @@ bool Board::Make(UniqueId& id) {
 }
 
 std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
-                                   int device, std::string& why) {
+                                   int device, Result& failure,
+                                   std::string& why) {
+  failure = kRemoteError;
   std::shared_ptr<Board> board(new Board);
   board->shared_ = Open(id);
   if (board->shared_ == nullptr) {
@@ -116,15 +118,22 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
                           rank, ranks, shared.ranks.load())
             : board->Enter(rank, device);
   if (!why.empty()) {
-    board->Fail(kInvalidUsage, why);
+    failure = kInvalidUsage;
+    board->Fail(failure, why);
     return nullptr;
   }
   board->AwaitOthers();
+  // Waits for a failure that is being written, unless its writer was killed.
+  for (int i = 0; i < 1000 && shared.failure == kBeingWritten; ++i) {
+    usleep(1000);
+  }
   Made& made = TheMade();
   const MutexLock lock(made.mutex);
   made.fds.erase(shared.id);
   why = board->why();
-  return board->failure() == kSuccess ? board : nullptr;
+  if (board->failure() == kSuccess) return board;
+  if (board->failure() == kInvalidUsage) failure = kInvalidUsage;
+  return nullptr;
 }
 
 Board::~Board() {
