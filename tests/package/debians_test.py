@@ -60,7 +60,7 @@ class Root:
         try:
             rootfs.wait_until(
                 lambda: os.path.exists(sockets + "/session.sock"),
-                "the daemon's socket")
+                "the daemon's socket appears")
             said = self.run(folder + "sluicectl", "--socket",
                             inside + "/session.sock", "status")
             assert re.search(r"\bGPU", said, re.I), said

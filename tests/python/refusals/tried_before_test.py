@@ -53,7 +53,7 @@ def tried(session, monkeypatch):
 
 
 def refuse(*_):
-    raise sluice.Unsupported("layer", "it is tried again")
+    raise sluice.Unsupported("layer", "the layer is probed again")
 
 
 def test_an_equal_model_is_exact_without_a_probe(tried):
