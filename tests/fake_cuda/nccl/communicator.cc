@@ -268,8 +268,8 @@ void Communicator::Abort() {
   const MutexLock lock(operations_->mutex);
   if (!AbortsAreFine()) {
     fake_cuda::fake_cuda_find(fmt::format(
-        "nccl: rank {} aborts its communicator, {} of whose {} operations have "
-        "not ended, in a run that is to end well",
+        "nccl: rank {} aborts its communicator, where {} of {} operations have "
+        "not ended, and SLUICE_FAKE_NCCL=aborts=0 allows no abort",
         rank_, operations_->issued - operations_->ended, operations_->issued));
   }
   operations_->aborted = true;
