@@ -24,7 +24,8 @@ constexpr uid_t kWitness = 61300;
 class Accounts : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (geteuid() != 0) GTEST_SKIP() << "only root can start other users";
+    if (geteuid() != 0)
+      GTEST_SKIP() << "only root can start processes of other users";
   }
 
   void TakeByAll(const std::string& name, int each, bool ranks) {
@@ -90,7 +91,7 @@ TEST_F(Accounts, HardProfilesDelayNoOtherUsersPlan) {
   if (Deep()) {
     EXPECT_LE(most, absl::Seconds(2));
   }
-  ExpectUnharmed(scene_.Suffer("hard profiles, each another one"));
+  ExpectUnharmed(scene_.Suffer("hard profiles, each different"));
 }
 
 // Attaches, waits until the other end of `leave` is closed, and expects that

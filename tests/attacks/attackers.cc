@@ -30,7 +30,7 @@ void MustNameTheLimit(const std::string& text) {
     return text.find(limit) != std::string::npos;
   });
   if (text.find('\n') != std::string::npos || !named) {
-    fmt::print("refused without the limit: {}\n", text);
+    fmt::print("a refusal does not name the limit: {}\n", text);
     std::fflush(stdout);
     _exit(4);
   }
@@ -135,7 +135,7 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
     return absl::Status(static_cast<absl::StatusCode>(error.code()),
                         error.message());
   }
-  return absl::UnavailableError("closed without a word");
+  return absl::UnavailableError("the session was closed without a reply");
 }
 
 void TakeSessions(const std::string& socket, int wanted, bool ranks) {

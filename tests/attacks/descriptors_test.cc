@@ -38,7 +38,8 @@ TEST(Descriptors, DaemonWithoutFreeDescriptorsKeepsSessions) {
 // Guards against ETOOMANYREFS for all clients of a daemon without
 // CAP_SYS_RESOURCE, which would end a rank as one that "has read nothing".
 TEST(Descriptors, UnreadDescriptorsOfAnotherUserEndNoSession) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can start other users";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can start processes of other users";
   Scene scene("", {.open_files = 1024, .user = 61235});
   scene.Attack([&] { NeverRead(scene.socket(), 25, 60); });
   ExpectUnharmed(scene.Suffer("unread descriptors, plain daemon"));

@@ -18,7 +18,8 @@ namespace {
 class Edge : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
+    if (geteuid() != 0)
+      GTEST_SKIP() << "only root can start processes of other users";
   }
 
   void Profiles(const std::string& name, int sessions,

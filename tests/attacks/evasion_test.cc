@@ -139,7 +139,8 @@ class HonestRank {
 // Guards against 10,000 freed leases of 64 KiB that keep all descriptors, so
 // that every honest lease failed with "Too many open files".
 TEST(Extents, FreedSmallLeasesDoNotExhaustDescriptors) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can start processes of other users";
   Scene scene("[sim]\ngpu_memory = \"1GiB\"\n");
   scene.Attack([&] { LeaveSmallExtents(scene.socket(), Count(1000, 10'000)); });
   ExpectUnharmed(scene.Suffer("small leases"));
@@ -152,7 +153,7 @@ TEST(RealTime, LoopAndGrantsThreadsHaveRealTimePriorityIfAllowed) {
   const auto probe = Child::Fork(
       [&] { _exit(sched_setscheduler(0, SCHED_FIFO, &lowest) == 0 ? 0 : 9); });
   if (probe->Join().exit_code != 0) {
-    GTEST_SKIP() << "no real-time priority for this user";
+    GTEST_SKIP() << "this user may not have real-time priority";
   }
   RunningDaemon daemon;
   const auto first = [&] {
@@ -177,7 +178,8 @@ class Evasion : public ::testing::TestWithParam<Case> {};
 
 // Guards against OneLiar, beside which a step took 15.37 s instead of 0.55 s.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can start processes of other users";
   const Case& with = GetParam();
   Scene scene(kEvasionNode);
   HonestRank honest(scene.socket());

@@ -184,8 +184,9 @@ Cost Scene::Suffer(const std::string& name) {
       attacker->Kill(SIGKILL);
       return attacker->Join();
     }();
-    EXPECT_EQ(ended.signal, SIGKILL) << "the attacker ended by itself, with "
-                                     << ended.exit_code << ": " << ended.out;
+    EXPECT_EQ(ended.signal, SIGKILL)
+        << "the attacker ended early, with exit status " << ended.exit_code
+        << ": " << ended.out;
   }
   cost.memory = daemon_->Memory("VmHWM") - daemon_->Memory("RssShmem");
   LookWhatIsLeft(cost);

@@ -145,7 +145,8 @@ void BeUnknown(const std::string& socket, uid_t user) {
 class Secrets : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (geteuid() != 0) GTEST_SKIP() << "only root can start other users";
+    if (geteuid() != 0)
+      GTEST_SKIP() << "only root can start processes of other users";
   }
 };
 

@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 class Attacks : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
+    if (geteuid() != 0)
+      GTEST_SKIP() << "only root can start processes of other users";
   }
 };
 
@@ -98,7 +99,7 @@ TEST_F(Attacks, RefusedLeasesBesideIdleExtentsHarmNoOtherUser) {
     BeRefusedBesideKept(scene.socket(), kept, Count(20, 200),
                         {MiB(1 << 20), MiB(1016), MiB(1000)});
   });
-  ExpectUnharmed(scene.Suffer("refusals beside kept extents"));
+  ExpectUnharmed(scene.Suffer("refusals while extents are kept"));
 }
 
 TEST_F(Attacks, UnreadRepliesHarmNoOtherUser) {

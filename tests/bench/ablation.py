@@ -149,9 +149,9 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--json", required=True)
     parser.add_argument("--way", choices=WAYS, action="append",
-                        help="only these")
+                        help="measure only these methods")
     parser.add_argument("--lengths", action="store_true",
-                        help="by probes alone: no whole step, no speeds")
+                        help="only probe the lengths, measure no speeds")
     arguments = parser.parse_args()
     with node.daemon(arguments.bin, CONFIG) as runtime:
         entries = entries_of(Runs(arguments.bin, runtime),

@@ -92,7 +92,7 @@ def shared(names, revision_targets, revision):
             if set(programs.targets(n)) <= revision_targets]
     for name in names:
         if name not in kept:
-            print(f"bench: {name}: {revision.name} has none: not compared",
+            print(f"bench: {name}: {revision.name} lacks it: not compared",
                   file=sys.stderr)
     own = {t[len("bench-"):] for t in revision_targets
            if t.startswith("bench-") and "/" not in t and "." not in t}
@@ -206,7 +206,7 @@ def main(arguments, names):
     revision.configure()
     names = shared(names, revision.targets(), revision)
     if not names:
-        raise programs.Failed("there is nothing that both sides have")
+        raise programs.Failed("no benchmark is in both builds")
     revision.compile([t for n in names for t in programs.targets(n)])
     sides = ((arguments.against, revision.bin),
              ("present", os.path.abspath(arguments.bin)))
@@ -218,7 +218,7 @@ def main(arguments, names):
                                log)
         complete = not failed
     except KeyboardInterrupt:
-        print("bench: interrupted: what was measured so far:",
+        print("bench: interrupted; rows measured so far:",
               file=sys.stderr)
     slower, verdict = judge(comparisons)
     show(comparisons, sides)

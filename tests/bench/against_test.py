@@ -91,7 +91,7 @@ class Report(unittest.TestCase):
                                    "tests/bench/bench-grant"},
                 types.SimpleNamespace(name="v1"))
         self.assertEqual(kept, ["ipc"])
-        self.assertIn("bench: grant: v1 has none", said.getvalue())
+        self.assertIn("bench: grant: v1 lacks it", said.getvalue())
         self.assertIn("bench: old: only v1 has it", said.getvalue())
 
     def test_is_json_without_infinities(self):

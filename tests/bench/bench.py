@@ -61,27 +61,29 @@ def parse_arguments():
         prog="./dev bench", description=__doc__.splitlines()[0],
         epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help="of " + ", ".join(programs.KNOWN) +
+                        help="one of " + ", ".join(programs.KNOWN) +
                         "; default: all but\ngpu and ablation, with --against all but " +
                         ", ".join(programs.LONG))
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", help="write the list here")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write all rows to this file")
     parser.add_argument(
         "--against", metavar="REV",
         help="build this commit under build/against/, run both builds in\n"
-        "turns; exit status 1 where a row has got slower")
+        "turns; exit status 1 if a row has become slower")
     parser.add_argument("--rounds", type=int, default=7, metavar="N",
                         help="with --against: runs of each build; default 7")
     parser.add_argument("--call", type=int, choices=(1, 2, 3),
-                        help="gpu: only this one of its calls of at most five "
-                        "minutes;\nthe first has the figures that decide")
+                        help="gpu: run only the steps of this call, which take "
+                        "at most\nfive minutes; 1 has the most important "
+                        "figures")
     parser.add_argument("--dry-run", action="store_true",
-                        help="gpu: each step with tiny sizes, Python on the "
-                        "CPU")
+                        help="gpu: run each step with tiny sizes, Python on "
+                        "the CPU")
     arguments = parser.parse_args()
     if (arguments.call or arguments.dry_run) and arguments.names != ["gpu"]:
-        raise programs.Usage("--call and --dry-run are of the benchmark gpu "
+        raise programs.Usage("--call and --dry-run need the benchmark gpu "
                              "alone: ./dev bench gpu --dry-run")
     for name in arguments.names:
         if name not in programs.KNOWN:

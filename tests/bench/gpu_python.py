@@ -232,7 +232,7 @@ def longest(results, gib, most):
         results.add(f"Python, longest in {gib} GiB, {way}",
                     good * LONGEST_STEP, "tokens",
                     f"{bad * LONGEST_STEP} do not fit" if bad is not None else
-                    "no longer one was tried", better="higher")
+                    "no longer sequence was tried", better="higher")
 
 
 def documents(results, tokens, steps):

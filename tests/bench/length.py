@@ -46,7 +46,8 @@ def entries_of(_):
     for name, length in found.items():
         entries.append(entry(
             f"length over {NAMES[name]}", ours / length, "x", TARGETS[name],
-            "higher", f"{ours} tokens streamed, {length} so, in 64 MiB"))
+            "higher", f"{ours} tokens streamed, "
+            f"{length} by {NAMES[name]}, in 64 MiB"))
     return entries
 
 

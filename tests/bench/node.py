@@ -35,7 +35,7 @@ def daemon(folder, config):
 def last_line(path):
     with open(path, encoding="utf-8") as file:
         lines = file.read().strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 def train(folder, runtime, flags, steps, text):

@@ -137,7 +137,7 @@ def run(folder, name, output, *flags):
             try:
                 entries = json.load(file)
             except ValueError as error:
-                raise Failed(f"what it wrote is no JSON: {error}") from error
+                raise Failed(f"its output is not JSON: {error}") from error
     if not entries:
-        raise Failed("it wrote no entry")
+        raise Failed("its output has no entry")
     return [checked(entry, "bench-" + name) for entry in entries]

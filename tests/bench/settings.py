@@ -121,7 +121,7 @@ def survey(folder, runtime, flags, numa_nodes=1):
         if one:
             seconds[name] = one[0]
     if not seconds:
-        sys.exit("error: nothing of the grid fits")
+        sys.exit("error: no settings of the grid fit")
     fastest = sorted(seconds, key=seconds.get)[:FINALISTS]
     return ({name: by_hand[name] for name in fastest}, len(seconds),
             max(seconds.values()))
@@ -139,7 +139,7 @@ def measure(folder, name):
                 seconds[one].append(train(folder, runtime, its_flags)[0])
             own = train(folder, runtime, flags)
             if own is None:
-                sys.exit(f"error: {name}: what was chosen does not fit")
+                sys.exit(f"error: {name}: the chosen settings do not fit")
             chosen.append(own[0])
             settings = own[1]
     seconds = {one: statistics.median(times) for one, times in seconds.items()}
@@ -163,7 +163,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", required=True)
     parser.add_argument("--json", required=True)
-    parser.add_argument("--shape", choices=SHAPES, help="only this one")
+    parser.add_argument("--shape", choices=SHAPES,
+                        help="measure only this shape")
     arguments = parser.parse_args()
     names = [arguments.shape] if arguments.shape else list(SHAPES)
     entries = [measure(arguments.bin, name) for name in names]

@@ -90,7 +90,7 @@ def entry(folder, gpus):
         in_hbm = steps(folder, runtime, gpus, "hbm")
         in_host = steps(folder, runtime, gpus, "host")
     if copied(in_hbm) > 0 or copied(in_host) * gpus < 2 * STATES:
-        sys.exit("error: the runs do not differ by the states' copies alone")
+        sys.exit("error: the runs differ by more than the states' copies")
     ran = {where: [] for where in HBM}
     with node.daemon(folder, config(
             gpus, copied(in_host) / (COPIES * least(in_hbm)))) as runtime:

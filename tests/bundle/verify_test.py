@@ -260,7 +260,7 @@ class Faults(Verify):
 
     def test_a_write_beyond_the_result_fails_kernels(self):
         forms = FAKE + "/beyond/libfake_cuda_kernels.so"
-        self.expect_fails("kernels", "the kernel wrote where it has no result",
+        self.expect_fails("kernels", "the kernel wrote outside its results",
                           fake="kernels=" + forms)
 
     def test_a_call_that_never_returns_fails_conformance(self):

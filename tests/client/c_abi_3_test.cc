@@ -68,16 +68,19 @@ class CAbi3Test : public CAbiTest {
 };
 
 TEST_F(CAbi3Test, ACopyThatWaitsForBandwidthPublishesItsDeadline) {
-  EXPECT_EQ(Copy(kIn).up_to, 0u) << "nothing is known at first";
+  EXPECT_EQ(Copy(kIn).up_to, 0u)
+      << "no deadline is published before the slack is known";
   ASSERT_EQ(sluice_engine_know_slack(engine_, kIn, 20), 0);
   const Told in = Copy(kIn);
   EXPECT_EQ(in.up_to, 2 * kSize);
   EXPECT_GE(in.in, absl::Seconds(20));
   EXPECT_LT(in.in, absl::Seconds(30));
-  EXPECT_EQ(Copy(kOut).up_to, 0u) << "each direction by itself";
+  EXPECT_EQ(Copy(kOut).up_to, 0u)
+      << "slack of one direction gives the other no deadline";
   ASSERT_EQ(sluice_engine_know_slack(engine_, kOut, 0), 0);
   EXPECT_EQ(Copy(kOut).up_to, 2 * kSize);
-  EXPECT_EQ(Copy(kIn).up_to, 3 * kSize) << "as before";
+  EXPECT_EQ(Copy(kIn).up_to, 3 * kSize)
+      << "slack of the other direction changes nothing here";
   ASSERT_EQ(sluice_engine_know_slack(engine_, kIn, -1), 0);
   EXPECT_EQ(Copy(kIn).up_to, 0u);
 }

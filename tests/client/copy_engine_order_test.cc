@@ -39,7 +39,7 @@ TEST_F(CopyEngineOrderTest, WithoutATicketACopyInReadsOldBytes) {
   // Proves that the test above can fail: without the ticket H2D overtakes D2H.
   // ThreadSanitizer must find this race (tests/client/CMakeLists.txt).
   if (kThreadSanitizer && getenv("SLUICE_PLANTED_RACE") == nullptr) {
-    GTEST_SKIP() << "it races on purpose";
+    GTEST_SKIP() << "this test races on purpose";
   }
   Start(/*speed=*/0);
   ASSERT_THAT(node_->SetLinkSpeed("pcie0", 0, 1e6), IsOk());
@@ -137,14 +137,15 @@ INSTANTIATE_TEST_SUITE_P(Seeds, ChunkLoopTest, ::testing::Values(1, 2, 3, 4));
 
 TEST_F(CopyEngineOrderTest, BytesNotYetArrivedReadAsNan) {
   if (!PoisonsBuffers()) GTEST_SKIP() << "SLUICE_POISON is not set";
-  if (kThreadSanitizer) GTEST_SKIP() << "it reads what is being written";
+  if (kThreadSanitizer)
+    GTEST_SKIP() << "this test reads bytes while a copy writes them";
   Start(/*speed=*/1e6);
   std::memset(gpu_, 0, MiB(1).size());
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
   while (gpu_[MiB(1).count() - 1] != std::byte{0xff} && !in.done()) {
     std::this_thread::yield();
   }
-  EXPECT_FALSE(in.done()) << "it was never poisoned";
+  EXPECT_FALSE(in.done()) << "the copy ended before poison was seen";
   ASSERT_THAT(node_->SetLinkSpeed("pcie0", 0, 0), IsOk());
   ASSERT_THAT(engine_->Wait(in), IsOk());
 }

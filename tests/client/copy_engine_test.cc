@@ -295,7 +295,7 @@ TEST_F(GatedEngineTest, ACopyThatWaitsForAGrantPublishesItsDueTime) {
   while (use_.slot.used_bytes[kH2d].load() < MiB(3).size())
     std::this_thread::yield();
   EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), MiB(3).size())
-      << "half of it waits";
+      << "the second half of the copy still waits";
   limits_.slots[0].limit_bytes[kH2d] = 8 << 20;
   ASSERT_THAT(engine_->Wait(waits), IsOk());
   ASSERT_THAT(engine_->Drain(), IsOk());
@@ -369,7 +369,8 @@ TEST_F(CopyEngineTest, TheTimelineRecordsWhenCopiesRan) {
     const bool in = record.direction == CopyDirection::kHostToDevice;
     EXPECT_GT(record.finished_s - record.issued_s, 0.9 * one) << record.label;
     if (!in) continue;
-    EXPECT_GE(record.started_s, h2d_end - 1e-6) << "two copies at once";
+    EXPECT_GE(record.started_s, h2d_end - 1e-6)
+        << "two copies to the GPU overlap";
     h2d_end = record.finished_s;
   }
   EXPECT_TRUE(engine_->TakeTimeline().empty());

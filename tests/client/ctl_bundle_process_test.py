@@ -135,7 +135,7 @@ class Bundle(unittest.TestCase):
             self.addCleanup(makes.kill)
             end = time.monotonic() + PATIENCE_S
             while not os.path.exists(self.folder + "/started"):
-                self.assertLess(time.monotonic(), end, "it never came so far")
+                self.assertLess(time.monotonic(), end, "gzip never started")
                 time.sleep(0.01)
             makes.send_signal(number)
             out, _ = makes.communicate(timeout=PATIENCE_S)

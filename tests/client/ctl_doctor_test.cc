@@ -368,7 +368,8 @@ TEST(Doctor, FixesWithoutSystemdDoNotUseIt) {
   const auto gone = [](Facts& f) {
     f.daemon = {.reached = absl::UnavailableError("it has ended")};
   };
-  EXPECT_EQ(fix("daemon", gone), "sudo kill 42") << "its keeper starts another";
+  EXPECT_EQ(fix("daemon", gone), "sudo kill 42")
+      << "the keeper starts another daemon";
   const auto nobody = [&](Facts& f) {
     gone(f);
     f.process.pid.reset();

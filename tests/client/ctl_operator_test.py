@@ -110,7 +110,8 @@ class LostOutput(Node):
                  self.run_dir], stdout=full, stderr=subprocess.DEVNULL)
         self.addCleanup(daemon.wait)
         self.addCleanup(daemon.kill)
-        self.soon(lambda: self.ctl("status").returncode == 0, "it serves")
+        self.soon(lambda: self.ctl("status").returncode == 0,
+                  "sluiced does not serve")
         daemon.terminate()
         self.assertEqual(daemon.wait(PATIENCE_S), 0)
 
@@ -222,7 +223,8 @@ class MetricsPort(Node):
         self.assertEqual(found["health"], "problem")
         self.assertIn(f"user {os.geteuid()} listens there", found["said"])
         taken.close()
-        self.soon(lambda: self.finding()["health"] == "ok", "it listens")
+        self.soon(lambda: self.finding()["health"] == "ok",
+                  "sluiced does not listen")
         self.assertIn("sluice_http_listening 1\n", self.metrics())
 
     def test_public_status_hides_the_administrators_name(self):
@@ -246,7 +248,7 @@ class MetricsPort(Node):
                 with self.assertRaises(OSError) as refused:
                     socket.create_server(("127.0.0.1", self.port)).close()
                 self.assertEqual(refused.exception.errno, errno.EADDRINUSE)
-            self.soon(self.serves, "the next daemon serves metrics")
+            self.soon(self.serves, "the next daemon serves no metrics")
 
     @staticmethod
     def child_of(pid):
@@ -265,7 +267,7 @@ class Umask(Node):
             self.assertEqual(oct(found), oct(mode), path)
 
 
-@unittest.skipIf(os.geteuid() != 0, "another user needs root")
+@unittest.skipIf(os.geteuid() != 0, "only root can become another user")
 class AsRoot(Node):
 
     def test_root_is_told_of_the_admin_flag(self):

@@ -342,7 +342,7 @@ TEST(PlanMemoryCli, CtrlCKeepsTheBestPlan) {
   const std::chrono::duration<double> wall =
       std::chrono::steady_clock::now() - start;
   EXPECT_EQ(result.exit_code, 130) << result.err;
-  EXPECT_LE(wall.count(), 10.0) << "at once";
+  EXPECT_LE(wall.count(), 10.0) << "SIGINT did not end the search at once";
   const json got = json::parse(result.out);
   EXPECT_EQ(got["stopped_by"], "stopped");
   EXPECT_EQ(got["valid"], true);
@@ -380,7 +380,7 @@ TEST(PlanMemoryCli, AKilledRunLeavesNoFileBehind) {
   for (const auto& entry : std::filesystem::directory_iterator(dir.path())) {
     files += entry.is_regular_file();
   }
-  EXPECT_EQ(files, 2) << "the trace and the old plan";
+  EXPECT_EQ(files, 2) << "only the trace and the old plan may be there";
 }
 
 TEST(PlanMemoryCli, AnOutputReplacesTheFileAndKeepsTheUsualMode) {

@@ -224,7 +224,7 @@ TEST(PendingCalls, EachRequestAcknowledgesEarlierAnswers) {
   EXPECT_EQ(add(), 0u);
   EXPECT_EQ(add(), 0u);
   answer(2);
-  EXPECT_EQ(add(), 0u) << "1 is not answered";
+  EXPECT_EQ(add(), 0u) << "request 1 is not answered yet";
   answer(1);
   EXPECT_EQ(add(), 2u);
   answer(3);

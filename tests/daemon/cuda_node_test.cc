@@ -169,7 +169,8 @@ TEST(CudaNode, AGpusPoolLeavesRoomForItsDriver) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenCuda(root, {}, machine));
     const GpuConfig& gpu = node.config.gpus.at(0);
     EXPECT_LE(gpu.pool, memory - spare);
-    EXPECT_GT(gpu.pool, memory - spare - MiB(600)) << "whole extents";
+    EXPECT_GT(gpu.pool, memory - spare - MiB(600))
+        << "the pool is rounded down to whole extents";
   }
 }
 
@@ -185,7 +186,8 @@ TEST(SimNode, HasTheConfiguredNumaNodes) {
   ASSERT_EQ(node.config.gpus.size(), 4u);
   EXPECT_EQ(node.config.gpus[1].numa, NumaIndex(0));
   EXPECT_EQ(node.config.gpus[2].numa, NumaIndex(1));
-  EXPECT_EQ(node.config.gpus[0].pool, config.sim.gpu_memory) << "no spare";
+  EXPECT_EQ(node.config.gpus[0].pool, config.sim.gpu_memory)
+      << "a simulated GPU needs no spare memory";
 }
 
 TEST(CudaNode, ReportsWhyAFallbackKindOfHostMemoryIsUsed) {

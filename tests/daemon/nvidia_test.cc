@@ -80,7 +80,8 @@ absl::StatusOr<Node> OpenAuto(const TempDir& run, const TempDir& root) {
 
 // Guards against simulating GPUs silently because a driver is broken.
 TEST(DriverAuto, IsRefusedIfAGpuHasNoWorkingDriver) {
-  if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
+  if (device::OpenCudaDriver().ok())
+    GTEST_SKIP() << "the NVIDIA driver of this machine works";
   const TempDir run, root;
   Write(root, "/dev/nvidia0");
   EXPECT_THAT(OpenAuto(run, root),
@@ -92,7 +93,8 @@ TEST(DriverAuto, IsRefusedIfAGpuHasNoWorkingDriver) {
 }
 
 TEST(DriverAuto, SimulatesWithAWarningIfThereIsNoGpu) {
-  if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
+  if (device::OpenCudaDriver().ok())
+    GTEST_SKIP() << "the NVIDIA driver of this machine works";
   const TempDir run, root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenAuto(run, root));
   EXPECT_EQ(node.config.driver, "sim");

@@ -52,7 +52,8 @@ Policy Sample() {
 TEST(PolicyFile, IsReadAsWrittenEvenAfterAReboot) {
   const TempDir folder;
   const PolicyFile file(folder.File("kept/here"));
-  EXPECT_EQ(file.Read(At(0), geteuid()).value(), Policy()) << "none yet";
+  EXPECT_EQ(file.Read(At(0), geteuid()).value(), Policy())
+      << "no policy was written yet";
   ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());
   EXPECT_EQ(file.Read(At(200), geteuid()).value(), Sample());
   // The machine was restarted, and an hour has passed.
@@ -192,7 +193,8 @@ TEST(PolicyFile, AnImpossibleTimeIsRefused) {
 
 // Guards against refusing the policy when root checks another user's daemon.
 TEST(PolicyFile, TheOwnerMustBeTheDaemonsUserNotTheReader) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root may give files away";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can change the owner of a file";
   const TempDir folder;
   const PolicyFile file(folder.path());
   ASSERT_THAT(file.Write(Sample(), At(200)), IsOk());

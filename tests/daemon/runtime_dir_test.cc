@@ -110,7 +110,8 @@ TEST(RuntimeLock, IsRefusedInAFolderThatOthersMayWrite) {
 }
 
 TEST(RuntimeLock, IsRefusedInTheFolderOfAnotherUser) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can change the owner of a folder";
   testing::TempDir directory;
   const std::string inner = directory.File("inner");
   ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
@@ -130,8 +131,9 @@ class OneUser : public ::testing::Test {
   static constexpr uid_t kUser = 4321, kStranger = 5678;
 
   void SetUp() override {
-    if (geteuid() != 0) GTEST_SKIP() << "only root can take others' places";
-    if (testing::kThreadSanitizer) GTEST_SKIP() << "it has a thread of its own";
+    if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+    if (testing::kThreadSanitizer)
+      GTEST_SKIP() << "ThreadSanitizer has a thread of its own";
   }
 
   // Makes a folder in `in` with this owner and mode.

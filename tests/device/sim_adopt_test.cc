@@ -48,7 +48,7 @@ TEST_F(SimAdopt, KeptMemoryBelongsToTheNextDriver) {
   exported.Reset();
   Restart();
   {
-    SCOPED_TRACE("before it is adopted it is held by others");
+    SCOPED_TRACE("memory that is not adopted yet is held outside");
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto outside, owner_->HeldOutside());
     EXPECT_EQ(outside.at(kGpu0), MiB(4));
   }
@@ -75,7 +75,7 @@ TEST_F(SimAdopt, MemoryThatDoesNotMatchOrHasAnOwnerIsNotAdopted) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory made, owner_->Create(kGpu0, MiB(2)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd kept, owner_->Keep(made));
   {
-    SCOPED_TRACE("its maker has it open");
+    SCOPED_TRACE("the driver that made the memory still has it");
     EXPECT_THAT(owner_->Adopt(*kept.Duplicate(), kGpu0, MiB(2)),
                 StatusIs(absl::StatusCode::kFailedPrecondition));
   }

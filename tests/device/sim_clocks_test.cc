@@ -68,7 +68,7 @@ TEST_F(SimTest, ADriverBooksLinksOnTheClocksThatItIsGiven) {
 // Guards against other users that truncate the state, which would kill its
 // readers.
 TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs another user";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
   ASSERT_THAT(node_->SetLinkSpeed("shared", 1e9, 1e9), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,

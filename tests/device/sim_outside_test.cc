@@ -102,7 +102,8 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
   EXPECT_THAT(Outside(),
               UnorderedElementsAre(Pair(kGpu0, MiB(7)), Pair(kHost1, MiB(2))));
   fd.Reset();
-  EXPECT_EQ(Outside()[kGpu0], MiB(7)) << "the other process has it still";
+  EXPECT_EQ(Outside()[kGpu0], MiB(7))
+      << "the other process still maps the memory";
 }
 
 TEST_F(SimOutside, HoldersAreListedWithAllTheirMemory) {
@@ -115,7 +116,7 @@ TEST_F(SimOutside, HoldersAreListedWithAllTheirMemory) {
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto found,
                               FindSimHolders(directory_.path()));
-  ASSERT_EQ(found.size(), 1) << "this process is none";
+  ASSERT_EQ(found.size(), 1) << "this process is not listed as a holder";
   EXPECT_EQ(found[0].pid, holder->pid());
   EXPECT_EQ(found[0].uid, geteuid());
   EXPECT_EQ(found[0].command, "sim_test");
@@ -191,7 +192,7 @@ TEST_F(SimOutside, OutsideMemoryNeverExceedsThePlacesTotal) {
 }
 
 TEST_F(SimOutside, AMemfdThatAnotherUserMadeIsNotCounted) {
-  if (geteuid() != 0) GTEST_SKIP() << "needs another user";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const auto lies = Holding([&] {
     ASSERT_EQ(setresuid(61234, 61234, 61234), 0);
     Named(kGpu0, GiB(900)).Release();

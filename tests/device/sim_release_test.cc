@@ -48,7 +48,7 @@ class AllMappings {
 // loses the range.
 TEST_F(SimTest, AReservationThatTheKernelDoesNotUnmapStays) {
 #ifdef SLUICE_SANITIZED
-  GTEST_SKIP() << "a sanitizer ends a process that may map no more";
+  GTEST_SKIP() << "a sanitizer ends a process that cannot map memory";
 #endif
   std::vector<Address> ranges;
   for (int i = 0; i < 3; ++i) {
@@ -58,11 +58,11 @@ TEST_F(SimTest, AReservationThatTheKernelDoesNotUnmapStays) {
   std::sort(ranges.begin(), ranges.end());
   if (ranges[1] - ranges[0] != MiB(2).count() ||
       ranges[2] - ranges[1] != MiB(2).count()) {
-    GTEST_SKIP() << "they are no neighbours here";
+    GTEST_SKIP() << "the ranges are not adjacent";
   }
   {
     const AllMappings all;
-    if (!all.full()) GTEST_SKIP() << "too many mappings are allowed here";
+    if (!all.full()) GTEST_SKIP() << "the limit of mappings was not reached";
     EXPECT_THAT(driver_->FreeReservation(ranges[1], MiB(2)),
                 StatusIs(absl::StatusCode::kResourceExhausted,
                          ::testing::HasSubstr("release")));

@@ -93,7 +93,8 @@ TEST_F(SimTest, ManySmallCopiesReachTheLinksSpeed) {
 }
 
 TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
-  if (kThreadSanitizer) GTEST_SKIP() << "its own thread uses the CPU";
+  if (kThreadSanitizer)
+    GTEST_SKIP() << "ThreadSanitizer's own thread uses the CPU";
   ASSERT_THAT(node_->SetLinkSpeed("own", 2.5e6, 0), IsOk());
   const double begin = CpuSeconds();
   TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(1'500'000));  // takes 0.6 s

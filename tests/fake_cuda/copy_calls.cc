@@ -32,12 +32,13 @@ void CopyNow(ContextState& context, DevicePointer to, const Source& from,
     source = from.staged->data();
   } else {
     const Range read = Resolve(world, from.address, size, context);
-    if (read.broken) return world.Lose(context, "a copy reads what is gone");
+    if (read.broken)
+      return world.Lose(context, "a copy reads memory that is gone");
     source = read.view;
   }
   const Range written = Resolve(world, to, size, context);
   if (written.broken) {
-    return world.Lose(context, "a copy writes what is gone");
+    return world.Lose(context, "a copy writes memory that is gone");
   }
   std::memmove(written.view, source, size);
   const int64_t corrupt = world.settings.Get("corrupt");
@@ -54,7 +55,7 @@ void FillNow(ContextState& context, DevicePointer to, unsigned char value,
   if (world.IsGone(context)) return;
   const Range written = Resolve(world, to, size, context);
   if (written.broken) {
-    return world.Lose(context, "a fill writes what is gone");
+    return world.Lose(context, "a fill writes memory that is gone");
   }
   std::memset(written.view, value, size);
 }
@@ -99,8 +100,8 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
     ++world.pageable_copies;
     if (world.settings.Get("pageable") == 0) {
       world.Find(fmt::format(
-          "cuMemcpyAsync: {} bytes of pageable memory (ours: what is copied is "
-          "pinned)",
+          "cuMemcpyAsync: {} bytes of pageable memory (ours: copied host "
+          "memory is pinned)",
           size));
     }
   }

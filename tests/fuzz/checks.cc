@@ -21,8 +21,9 @@ void CheckLine(std::string_view line) {
                        return static_cast<unsigned char>(c) >= 0x20;
                      });
   if (clear) return;
-  std::fprintf(stderr, "not one clear line (%zu bytes): %s\n", line.size(),
-               absl::CHexEscape(std::string(line)).c_str());
+  std::fprintf(stderr,
+               "a message is empty, too long or not one line (%zu bytes): %s\n",
+               line.size(), absl::CHexEscape(std::string(line)).c_str());
   std::abort();
 }
 

@@ -31,12 +31,12 @@ class Parser(argparse.ArgumentParser):
 def options(words):
     parser = Parser(prog="./dev fuzz")
     parser.add_argument("targets", nargs="*", metavar="TARGET",
-                        help="of " + " ".join(targets()))
+                        help="one of " + " ".join(targets()))
     parser.add_argument("--seconds", type=int, default=60,
-                        help="for each target; 0: only the corpus")
+                        help="time for each target; 0: only the corpus")
     parser.add_argument("--keep", action="store_true",
-                        help="add to the corpus what reached something new, "
-                        "and drop from it what reaches nothing of its own")
+                        help="add inputs that reach new code to the corpus, "
+                        "and drop those that reach no code of their own")
     # Only ./dev uses these options: it builds the programs that are printed.
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--only-parse", action="store_true",
@@ -72,8 +72,8 @@ class Fuzzer:
         if run.returncode == 0:
             return run.stderr
         sys.stderr.write("\n".join(run.stderr.splitlines()[-60:]) + "\n")
-        sys.exit(f"error: fuzz: {self.name} found something (status "
-                 f"{run.returncode}); the input lies in {self.found}")
+        sys.exit(f"error: fuzz: {self.name} found a failure (status "
+                 f"{run.returncode}); the input is in {self.found}")
 
     def run(self, seconds):
         # Reads each input of the corpus and makes no new ones.
@@ -102,12 +102,12 @@ class Fuzzer:
 
 
 def summary(log):
-    """Returns "12345 made of them, 345 edges reached" from libFuzzer's log."""
+    """Returns "12345 runs, 345 edges reached" from libFuzzer's log."""
     runs = re.search(r"stat::number_of_executed_units:\s*(\d+)", log)
     edges = re.findall(r"cov: (\d+)", log)
     if runs is None or not edges:
-        sys.exit("error: fuzz: libFuzzer did not say what it did:\n" + log)
-    return f"{runs[1]} made of them, {edges[-1]} edges reached"
+        sys.exit("error: fuzz: libFuzzer printed no statistics:\n" + log)
+    return f"{runs[1]} runs, {edges[-1]} edges reached"
 
 
 def main():

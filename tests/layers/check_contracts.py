@@ -117,4 +117,4 @@ def check_rpcs(admin_proto, readme, files):
         if name not in told:
             yield f"{RPCS}: the RPC {name} is in no table"
         if not re.search(rf"::Stub::{name}\b|stub\.{name}\(", callers):
-            yield f"proto/admin/admin.proto: nobody calls the RPC {name}"
+            yield f"proto/admin/admin.proto: no program calls the RPC {name}"

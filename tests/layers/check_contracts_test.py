@@ -144,7 +144,7 @@ class Rpcs(unittest.TestCase):
                       {"tests/x_test.cc": "&Admin::Stub::Evict, request"},
                       {"client/ctl/x.cc": "Evict(socket, eviction)"}):
             [uncalled] = self.check("| `Evict` |", files)
-            self.assertIn("nobody calls the RPC Evict", uncalled)
+            self.assertIn("no program calls the RPC Evict", uncalled)
 
 
 if __name__ == "__main__":

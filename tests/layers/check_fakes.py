@@ -100,8 +100,8 @@ def in_part(tests, readme, sources):
     for name, cases in sorted(reasons):
         # The preset of this build may lack the test.
         if name + ON_FAKES in tests and (name, cases) not in known:
-            yield (f"{README}: '{IN_PART}' has {cases} of {name}, and it is "
-                   "so no more")
+            yield (f"{README}: '{IN_PART}' has {cases} of {name}, but the "
+                   "fakes no longer leave them out")
 
 
 def of_training(name, labels):

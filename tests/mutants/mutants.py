@@ -64,8 +64,8 @@ class Draw:
             lines[os.path.dirname(path)] += text.count("\n")
             self.rooms[os.path.dirname(path)] += sites.of(path, text)
         if not lines:
-            sys.exit(f"error: mutants: --room {room}: no production code in "
-                     "folders that begin so")
+            sys.exit(f"error: mutants: --room {room}: no folder with "
+                     "production code begins with this")
         chosen = random.Random(seed)
         for found in self.rooms.values():
             chosen.shuffle(found)
@@ -83,7 +83,7 @@ class Draw:
                 break
         else:
             sys.exit(f"error: mutants: {room} has no more lines to change: "
-                     "a smaller --count")
+                     "give a smaller --count")
         if at is None:
             self.drawn.append(site)
         else:
@@ -115,7 +115,8 @@ class Draw:
             bad = [i for i, site in enumerate(self.drawn)
                    if (site.path, site.line) in wrong]
             if done.returncode and not bad:
-                sys.exit(f"error: mutants: no build:\n{done.stdout[-3000:]}")
+                sys.exit("error: mutants: the build failed:\n"
+                         f"{done.stdout[-3000:]}")
             stale = {self.drawn[i].path for i in bad}
             for i in bad:
                 self.add(os.path.dirname(self.drawn[i].path), i)
@@ -243,14 +244,14 @@ def main():
         prog="./dev mutants", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     head = git("rev-parse", "--short=8", "HEAD").strip()
-    parser.add_argument("--seed", help="without it, the commit's first digits",
+    parser.add_argument("--seed", help="of the draw; default: the commit",
                         default=head)
     parser.add_argument("--count", type=int, default=300)
-    parser.add_argument("--room", default="", help="only of folders that begin "
-                        "so: daemon/core")
+    parser.add_argument("--room", default="", help="draw only from folders "
+                        "that begin with this, such as daemon/core")
     parser.add_argument("--tests", default="", metavar="REGEX",
-                        help="only these run: what they do not find may be "
-                        "found by others")
+                        help="run only tests that match; others may find "
+                        "the mutants that these miss")
     parser.add_argument("--budget", type=float, default=300, metavar="SECONDS",
                         help="limit on the time that tests of one kind take "
                         "for a mutant (%(default)g)")

@@ -83,7 +83,7 @@ class OnGpu : public ::testing::Test {
   void ExpectRestAsLaid() {
     const auto [was, is] = std::ranges::mismatch(laid_, now_);
     if (was != laid_.end()) {
-      ADD_FAILURE() << "the kernel wrote where it has no result: byte "
+      ADD_FAILURE() << "the kernel wrote outside its results: byte "
                     << was - laid_.begin() << " of " << laid_.size();
     }
     laid_.clear();

@@ -144,7 +144,7 @@ class Crashes(Service):
         is_as_undisturbed(self.build, self.work, run)
         self.serves()
         self.check_ledger("killed at random")
-        print(f"killed at {MOMENTS} random moments of it", flush=True)
+        print(f"killed at {MOMENTS} random moments of the run", flush=True)
 
     def replies_soon(self):
         """Checks that no reply takes as long as a client's deadline. Only

@@ -16,7 +16,7 @@ import booted
 def main():
     build, folder = map(os.path.abspath, sys.argv[1:])
     if booted.skips():
-        print("nothing is made: the tests that need it are skipped")
+        print("no Debian is made: the tests that need it are skipped")
         return
     shutil.rmtree(folder, ignore_errors=True)
     os.mkdir(folder)

@@ -173,4 +173,4 @@ class Inside:
     def wait_for_boot(self):
         wait_until(lambda: self.succeeds("systemctl", "is-active", "-q",
                                          "multi-user.target"),
-                   "its systemd is up")
+                   "systemd is up")

@@ -78,10 +78,10 @@ class Service:
     def stand_still(self, pid):
         os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: not os.path.exists(f"/proc/{pid}"),
-                   "the watchdog ends it")
+                   "the watchdog ends sluiced")
         wait_until(lambda: "Watchdog timeout" in self.inside.run(
             "journalctl", "--no-pager", "-u", "sluiced"),
-                   "the journal says so")
+                   "the journal has the watchdog's line")
 
     def misconfigure(self, pid):
         """Makes the configuration invalid, so that restarts fail until the
@@ -89,7 +89,7 @@ class Service:
         self.configure("[nonsense]\n")
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: self.inside.show("StatusText").startswith("frozen: "),
-                   "it is frozen")
+                   "sluiced is frozen")
         assert "nonsense" in self.inside.show("StatusText")
         self.configure("")
         self.inside.run("systemctl", "restart", "sluiced")

@@ -284,7 +284,8 @@ TEST(Worker, AHurriedWorkerWritesTheFirstPlanThatItHas) {
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - start;
     ASSERT_NO_FATAL_FAILURE(ExpectValidPlan(outcome, request));
-    EXPECT_LT(took.count(), 25) << "of 60 s it might have had";
+    EXPECT_LT(took.count(), 25)
+        << "the hurried worker used too much of its 60 s";
   }
 }
 
@@ -310,7 +311,7 @@ TEST(Worker, ADeadlineDuringAHurriedPlanDoesNotWriteItTwice) {
     usleep(10000);
     ASSERT_EQ(ioctl(reader.get(), FIONREAD, &waiting), 0);
   }
-  ASSERT_EQ(waiting, room) << "the plan fits into the pipe";
+  ASSERT_EQ(waiting, room) << "the plan did not fill the pipe";
   kill(*pid, SIGALRM);
   const auto written = ReadAll(reader.get(), 1 << 24, "the plan");
   ASSERT_TRUE(written.ok()) << written.status();
@@ -320,7 +321,7 @@ TEST(Worker, ADeadlineDuringAHurriedPlanDoesNotWriteItTwice) {
 }
 
 TEST(Worker, BecomesTheGivenUserBeforeItReads) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root may say";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can change the worker's user";
   const plan::PlanRequest request = SampleRequest();
   std::vector<std::string> args = kFds;
   args.insert(args.end(), {"--uid", "65534", "--gid", "65534"});

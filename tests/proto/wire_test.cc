@@ -106,7 +106,7 @@ TEST_F(WireTest, APacketFromBeforeAResetIsReceived) {
 // Guards against reporting this process's limit as the peer's fault.
 TEST_F(WireTest, DescriptorsBeyondTheProcesssLimitAreReportedAsLost) {
 #ifdef SLUICE_SANITIZED
-  GTEST_SKIP() << "UBSan reads memory through a pipe, for which there is none";
+  GTEST_SKIP() << "UBSan opens pipes, and no descriptor is left for them";
 #endif
   Packet packet;
   packet.set_id(1);

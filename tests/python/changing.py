@@ -63,7 +63,7 @@ class Loop:
         """Trains until `all_have()` is true on every rank."""
         ends = time.monotonic() + LONG_S
         while not every(all_have()):
-            assert time.monotonic() < ends, "it does not come"
+            assert time.monotonic() < ends, f"not true within {LONG_S} s"
             self.step()
 
     def changes(self) -> list[int]:

@@ -90,7 +90,7 @@ def device(session: sluice.Session) -> None:
 
 def needs_the_gpu(module: nn.Module, args: tuple, y: torch.Tensor) -> None:
     if not y.is_cuda:
-        raise RuntimeError("it has a kernel of GPUs alone")
+        raise RuntimeError("this module has a kernel for GPUs only")
 
 
 def tried_on_its_device(session: sluice.Session) -> None:

@@ -83,7 +83,7 @@ CASES = {
         "llama", {}, fsdp(["lm_head"], reshard_after_forward=False), 2),
     "fsdp2, lora": ("llama", {}, fsdp(), 2),
     "ddp, lora": ("llama", {}, ddp(), 1),
-    "fsdp2, layers of one's own": ("titan", {}, fsdp(["output"]), 2),
+    "fsdp2, custom layers": ("titan", {}, fsdp(["output"]), 2),
     "fsdp2, log-probabilities": ("llama", {}, fsdp(), 2),
     "fsdp2, head of its own, log-probabilities": (
         "llama", {}, fsdp(["lm_head"]), 2),

@@ -685,11 +685,12 @@ def _one(number: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--draw", type=int, help="run this one and describe it")
+    parser.add_argument("--draw", type=int,
+                        help="run only this draw and describe it")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=math.inf,
-                        help="begin no draw after so many")
+                        help="begin no draw after this time")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

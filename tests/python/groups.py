@@ -112,7 +112,7 @@ CASES = {2: {
     "fewer rows than ranks": ("llama", {}, 2, alone, lambda row, i: {
         **plain(row, i, 1), "shift_labels": plain(row, i, 1)["labels"]}),
     "one kv head": ("llama", dict(num_key_value_heads=1), 2, alone, plain),
-    "heads that share unevenly": (
+    "heads shared unevenly": (
         "llama", dict(hidden_size=48, num_attention_heads=6,
                       num_key_value_heads=3), 2, alone, plain),
     "biases, tied": ("qwen2", dict(tie_word_embeddings=True), 2, alone, plain),
@@ -155,7 +155,7 @@ CASES = {2: {
     "router losses": ("mixtral", BALANCED, 2, alone, routed),
     "router losses, the head whole": (
         "mixtral", BALANCED, 2, alone, routed, {"head": "whole"}),
-    "router losses, dense layers among them, in the host": (
+    "router losses, some dense layers, in the host": (
         "qwen3_moe", BALANCED_SOME, 2, alone, routed, IN_HOST),
     "router losses, fsdp2": ("mixtral", BALANCED, 2, fsdp("lm_head"), routed),
     "fsdp2, a group of one": ("llama", {}, 1, fsdp(), plain),

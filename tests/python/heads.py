@@ -35,7 +35,7 @@ HEADS = {
     "a classifier": ("SequenceClassification", {**padded(), **CLASSES}),
     "a classifier, padding on the left": (
         "SequenceClassification", {**padded_left(), **CLASSES}),
-    "scores that somebody makes a loss of": (
+    "scores with the caller's own loss": (
         "SequenceClassification", padded()),
     # Rows of padding have no label.
     "a class for each token, padding on the left": ("TokenClassification", {

@@ -136,10 +136,12 @@ def main():
     parser = argparse.ArgumentParser(
         prog="./dev coverage", description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default=sys.executable, help="the tests'")
-    parser.add_argument("--tests", metavar="REGEX", help="only these")
+    parser.add_argument("--python", default=sys.executable,
+                        help="Python of the tests")
+    parser.add_argument("--tests", metavar="REGEX",
+                        help="run only tests that match")
     parser.add_argument("--read", action="store_true",
-                        help="only what the last run left")
+                        help="run no tests, report the last run's data")
     given = parser.parse_args()
     if not given.read:
         run_tests([*TESTS, *(["-R", given.tests] if given.tests else [])],

@@ -110,7 +110,7 @@ class Runner:
                    for name in blocked]
         if len(blocked) == len(listed):
             return Result(phase.name, "skipped" if listed else "failed",
-                          note="nothing of it was built" if listed
+                          note="none of its tests was built" if listed
                           else "no test is selected", outcomes=skipped)
         until = time.monotonic() + limit
         reader = self.reader
@@ -133,7 +133,8 @@ class Runner:
                     reader.outcomes[name].state = "flaky"
         outcomes = list(reader.outcomes.values())
         missing = set(labels) - set(reader.outcomes) - set(blocked)
-        outcomes += [suite.Outcome(name, "failed", output="it did not end")
+        outcomes += [suite.Outcome(name, "failed",
+                                   output="the test did not end")
                      for name in sorted(missing)]
         result = Result(phase.name, "passed", outcomes=outcomes + skipped)
         notes = []
@@ -249,7 +250,8 @@ def print_table(results):
         if bad or result.state == "failed":
             print(f"\nfailed: {result.phase}: {' '.join(bad) or result.note}")
     if len(flaky(results)) > MOST_FLAKY:
-        print(f"\n{len(flaky(results))} tests are flaky, {MOST_FLAKY} may be")
+        print(f"\n{len(flaky(results))} tests are flaky, "
+              f"the limit is {MOST_FLAKY}")
     total = [sum(result.count(*states) for result in results)
              for states in (("passed", "flaky"), ("failed",), ("skipped",))]
     print(f"\n{sum(result.seconds for result in results):.0f} s in all")
@@ -336,9 +338,9 @@ def arguments(words):
         "  ./dev test                      format, linters, build, all tests "
         "of the first tier\n"
         "  ./dev test unit                 one label\n"
-        "  ./dev test core_test            tests whose names have this\n"
+        "  ./dev test core_test            tests whose names contain this\n"
         "  ./dev test --ci                 what .ci/run runs\n"
-        "  ./dev test --deep --resume      goes on where the last one ended\n"
+        "  ./dev test --deep --resume      continue where the last run ended\n"
         "  ./dev test --phase TSan         one phase\n"
         "  ./dev test --record each_wait   a deep test; its row in "
         "tests/DEEP.md")
@@ -348,17 +350,18 @@ def arguments(words):
                       default="test", help="also sanitizers, all fakes, "
                       "packages, fuzzers")
     tier.add_argument("--deep", dest="tier", action="store_const",
-                      const="deep", help="also what takes hours")
+                      const="deep", help="also tests that take hours")
     tier.add_argument("--quick", dest="filters", action="append_const",
-                      const="unit", help="as the label unit")
+                      const="unit", help="the same as the filter unit")
     parser.add_argument("--phase", action="append", default=[],
-                        metavar="NAME", help="only this one; may be repeated")
-    parser.add_argument("--resume", action="store_true", help="phases that "
-                        "passed on this commit are taken from the last report")
-    parser.add_argument("--record", action="store_true", help="writes results "
+                        metavar="NAME",
+                        help="run only this phase; may be repeated")
+    parser.add_argument("--resume", action="store_true", help="skip phases "
+                        "that passed on this commit in the last run")
+    parser.add_argument("--record", action="store_true", help="write results "
                         "of deep tests to tests/DEEP.md; needs a clean tree")
     parser.add_argument("--end-after", type=float, metavar="MINUTES",
-                        help="ends by itself then, with its table")
+                        help="end after this time and print the table")
     given = parser.parse_args(words)
     for name in given.phase:
         if name not in names:

@@ -21,8 +21,7 @@ inline void ExpectGolden(const std::string& text, std::string_view in_tree) {
   }
   std::stringstream golden;
   golden << std::ifstream(path).rdbuf();
-  EXPECT_EQ(text, golden.str())
-      << "SLUICE_UPDATE_GOLDEN=1 writes " << path << " anew";
+  EXPECT_EQ(text, golden.str()) << "SLUICE_UPDATE_GOLDEN=1 rewrites " << path;
 }
 
 }  // namespace sluice::testing

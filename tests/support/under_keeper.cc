@@ -85,7 +85,7 @@ UnderKeeper::UnderKeeper(const Of& of) : of_(of) {
 }
 
 UnderKeeper::~UnderKeeper() {
-  if (!End()) ADD_FAILURE() << "something goes on: " << Log();
+  if (!End()) ADD_FAILURE() << "a keeper or daemon did not end: " << Log();
 }
 
 pid_t UnderKeeper::Wait(const std::string& program, pid_t other_than) const {

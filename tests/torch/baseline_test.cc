@@ -83,7 +83,8 @@ class Inputs {
   ~Inputs() {
     inputs_.reset();
     EXPECT_THAT(options_.copies->Drain(), testing::IsOk());
-    EXPECT_TRUE(host_.GuardIntact()) << "written behind its end";
+    EXPECT_TRUE(host_.GuardIntact())
+        << "a step wrote past the end of its host region";
   }
   HostInputs* get() const { return inputs_.get(); }
 

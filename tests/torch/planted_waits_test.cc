@@ -92,7 +92,7 @@ const StepWait kWaits[] = {
      Order::kQueriesOuter},
     {"OfALayersInputForTheEmbedding", "x in", "embedding out", kShort},
     {"OfALayersInputForTheLayerBefore", "x in", "layer out", kShort},
-    {"OfKeysAndValuesForTheirWayOut", "k, v in", "q, k, v out", kLong},
+    {"OfKeysAndValuesForTheirCopyOut", "k, v in", "q, k, v out", kLong},
     {"OfSavedRowsForTheLossGradient", "saved rows in", "dY out", kShort},
     {"OfSavedRowsForTheGradientOfTheLayerAbove", "saved rows in", "dX out",
      kShort},
@@ -102,13 +102,13 @@ const StepWait kWaits[] = {
      kShort,
      Order::kKeysOuter,
      {"q"}},
-    {"OfInnerQueriesThatWereMadeAgain", kInner, "q, k, v again out", kShort},
-    {"OfInnerKeysThatWereMadeAgain", kInner, "q, k, v again out", kShort,
+    {"OfRecomputedInnerQueries", kInner, "q, k, v again out", kShort},
+    {"OfRecomputedInnerKeys", kInner, "q, k, v again out", kShort,
      Order::kQueriesOuter},
-    {"OfQueryGradientsForTheirWayOut", kGradientsIn, kGradientsOut, kLong},
-    {"OfKeyGradientsForTheirWayOut", kGradientsIn, kGradientsOut, kLong,
+    {"OfQueryGradientsForTheirCopyOut", kGradientsIn, kGradientsOut, kLong},
+    {"OfKeyGradientsForTheirCopyOut", kGradientsIn, kGradientsOut, kLong,
      Order::kQueriesOuter},
-    {"OfTheEmbeddingsGradientForItsWayOut", "dX in", "dX out", kShort},
+    {"OfTheEmbeddingsGradientForItsCopyOut", "dX in", "dX out", kShort},
 };
 
 StepCase CaseOf(int64_t seq_len, Order order) {
@@ -160,8 +160,9 @@ TEST_P(PlantedWait, IsFound) {
     ++left_out;
     return true;
   });
-  EXPECT_GT(left_out, 0) << "no such wait found its copy under way";
-  EXPECT_FALSE(error <= kLimit) << error << ", " << left_out << " left out";
+  EXPECT_GT(left_out, 0) << "the step made no such wait during its copy";
+  EXPECT_FALSE(error <= kLimit)
+      << "error " << error << ", " << left_out << " waits left out";
 }
 
 INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),

@@ -343,7 +343,8 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
 
 // A GPU's kernels round o when they read it.
 TEST(StreamedStep, OnAGpuARoundedOutputChangesNoBit) {
-  if (!OnCuda()) GTEST_SKIP() << "sim's blocks read o in fp32";
+  if (!OnCuda())
+    GTEST_SKIP() << "only a GPU rounds o: sim's blocks read it in fp32";
   for (const stream::StreamOptions& stream : {Alpha(0.5), QueriesOuter(0)}) {
     StepCase c{Llama(4, 2), 71, 16, 2, stream};
     c.dtype = at::kBFloat16;

@@ -193,7 +193,7 @@ class StreamIoOnASlowLink : public StreamIo {
 
 TEST_F(StreamIoOnASlowLink, BytesThatHaveNotArrivedReadAsNaN) {
   if (!PoisonsBuffers()) GTEST_SKIP() << "SLUICE_POISON is not set";
-  if (OnCuda()) GTEST_SKIP() << "only sim has a slow link";
+  if (OnCuda()) GTEST_SKIP() << "only sim can slow a link";
   StagingRing staging = Staging(2);
   FetchRing ring = Ring(1);
   Send(staging, 1, host_[0]);

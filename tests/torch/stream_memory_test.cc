@@ -20,6 +20,7 @@ namespace {
 
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr Bytes kHbm = MiB(64);
@@ -234,7 +235,7 @@ TEST_F(StreamMemory, KeptBytesAreTheFractionsOfTheirClasses) {
   }
   EXPECT_GE(stream::KeptBytes(options.stream).count(), kept);
   EXPECT_LE(stream::KeptBytes(options.stream).count(), kept + 2 * 8 * 4 * 63)
-      << "aligned by layer, chunk and class";
+      << "rounded up for each layer, chunk and class";
   // Fractional rows are rounded down; the reserve covers alignment.
   const StreamContext::Options odd = MixedOptions(135);
   EXPECT_LE(
@@ -247,8 +248,12 @@ TEST_F(StreamMemory, ASmallerHostRegionIsRefused) {
   options.host_size = stream::HostBytes(options.stream) - Bytes(1);
   const Arena arena(options.host_size, node_);
   options.host = arena.data();
-  EXPECT_THAT(StreamContext::Create(options).status(),
-              StatusIs(absl::StatusCode::kResourceExhausted));
+  const int64_t has = options.host_size.count();
+  EXPECT_THAT(
+      StreamContext::Create(options).status(),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("needs " + std::to_string(has + 1) + " bytes"),
+                     HasSubstr("region has " + std::to_string(has)))));
 }
 
 TEST_F(StreamMemory, ADeviceWithoutAttentionIsRefusedByName) {

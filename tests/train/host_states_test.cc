@@ -332,7 +332,7 @@ TEST(HostStates, CopiesRunDuringBackwardAndForwardOfEarlierParts) {
 // slots are free before forward requests the part.
 TEST(HostStates, ArrivedUnitsAreUpdatedDuringForward) {
   if (runtime::OnCuda() || PoisonsBuffers()) {
-    GTEST_SKIP() << "copies arrive when they like";
+    GTEST_SKIP() << "copies may arrive at any time";
   }
   const auto ranks = Train({at::kBFloat16, 1}, StatePlace::kHost, 0);
   ASSERT_EQ(ranks[0].asked.size(), size_t(kSteps * kParts));
@@ -366,12 +366,13 @@ TEST(HostStates, EachWaitThatIsLeftOutIsFound) {
           made |= left;
           return left;
         });
-    EXPECT_TRUE(made) << waiter << " for " << waited;
+    EXPECT_TRUE(made) << waiter << " waits for " << waited;
     if (runtime::OnCuda()) {
       EXPECT_THAT(runtime::TakeFindings(), Not(IsEmpty()))
-          << waiter << " for " << waited;
+          << waiter << " waits for " << waited;
     } else {
-      EXPECT_FALSE(Same(whole[0], careless[0])) << waiter << " for " << waited;
+      EXPECT_FALSE(Same(whole[0], careless[0]))
+          << waiter << " waits for " << waited;
     }
   }
 }

@@ -90,7 +90,7 @@ TEST(Process, IsKilledIfItIgnoresSigterm) {
   while (!IsStopped(deaf)) absl::SleepFor(absl::Milliseconds(5));
   kill(deaf, SIGCONT);
   EndProcess(deaf, absl::Milliseconds(50));
-  EXPECT_EQ(kill(deaf, 0), -1) << "it is reaped";
+  EXPECT_EQ(kill(deaf, 0), -1) << "the process is killed and reaped";
 }
 
 TEST(Process, AnAddedVariableReplacesOnlyItsNamesake) {

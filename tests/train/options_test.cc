@@ -341,7 +341,8 @@ TEST(CommandLine, WatchdogFlagsTakeSecondsAndGpuTakesNumbers) {
   EXPECT_EQ(parsed.options.gpus, (std::vector<int64_t>{1, 3}));
   SLUICE_ASSERT_OK_AND_ASSIGN(const ParsedCommand plain,
                               ParseCommandLine(Split("train")));
-  EXPECT_LT(plain.options.late_after, 0) << "derived from the step";
+  EXPECT_LT(plain.options.late_after, 0)
+      << "negative: derived from the duration of a step";
   for (const char* flags :
        {"--late-after soon", "--end-after -1", "--late-after nan", "--gpu x"}) {
     const auto refused = ParseCommandLine(Split(std::string("train ") + flags));

@@ -62,7 +62,7 @@ TEST(StepTracker, TheFractionIsOfCalibratedTimeOverAllSequences) {
   tracker.BeginStep(2);
   EXPECT_EQ(tracker.fraction(), 0);
   tracker.Began("qkv.forward.full");
-  EXPECT_EQ(tracker.fraction(), 0) << "it has only begun";
+  EXPECT_EQ(tracker.fraction(), 0) << "the segment has not ended yet";
   tracker.Ended("qkv.forward.full");
   EXPECT_DOUBLE_EQ(tracker.fraction(), 0.125);
   tracker.BeginSequence(1);
@@ -70,7 +70,8 @@ TEST(StepTracker, TheFractionIsOfCalibratedTimeOverAllSequences) {
   RunForward(tracker);
   EXPECT_DOUBLE_EQ(tracker.fraction(), 1);
   tracker.Ended("qkv.forward.full");
-  EXPECT_DOUBLE_EQ(tracker.fraction(), 1) << "more than planned is no 125 %";
+  EXPECT_DOUBLE_EQ(tracker.fraction(), 1)
+      << "more segments than planned still count as 100 %";
 }
 
 TEST(StepTracker, EachSequenceBeginsAtTheFirstLayer) {
@@ -145,7 +146,7 @@ TEST(Words, TimeLeftFollowsTheStepsProgressOnceThereIsAny) {
   sample.fraction = 0;
   EXPECT_DOUBLE_EQ(SecondsLeft(sample, 110), 990);
   sample.expected_s = 0;
-  EXPECT_LT(SecondsLeft(sample, 110), 0) << "nothing is known";
+  EXPECT_LT(SecondsLeft(sample, 110), 0) << "the time left is unknown";
 }
 
 TEST(Words, ASignalIsAnsweredWithWhatItWillDo) {
@@ -273,7 +274,8 @@ TEST(Banner, ExpectedSecondsAreSegmentsTimesExecutionsAndTheLongerCopyStream) {
   plan.classes = {{"norm1", {0, 0.5, 0.5}, ""}};
   EXPECT_DOUBLE_EQ(ComputeSeconds(profile), 2.5);
   EXPECT_DOUBLE_EQ(CopySeconds(profile, plan, 1000, 1000), 1.6);
-  EXPECT_DOUBLE_EQ(CopySeconds(profile, plan, 0, 0), 0) << "no speed limit";
+  EXPECT_DOUBLE_EQ(CopySeconds(profile, plan, 0, 0), 0)
+      << "0 is a link without a limit";
 }
 
 TEST(Banner, CountsAreShort) {

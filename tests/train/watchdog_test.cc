@@ -62,14 +62,15 @@ TEST_F(WatchdogTest, AWaitingRankIsNotLateButTheRankThatItWaitsForIs) {
                            HasSubstr("step 12, layer 3 of 8, chunk 5 of 64, "
                                      "backward, in post.backward.full"),
                            HasSubstr("ended in 70 s"))));
-  EXPECT_THAT(Pass(27), IsEmpty()) << "once, until it is twice as long";
+  EXPECT_THAT(Pass(27), IsEmpty())
+      << "the rank is reported again after twice the time only";
   ++ranks_[1].sample.events;
   EXPECT_THAT(Pass(1), ElementsAre(HasSubstr("rank 1 goes on after 58 s")));
   EXPECT_EQ(end_, "");
   Waits(0, 6);
   EXPECT_THAT(Pass(61),
               ElementsAre(HasSubstr("for 30 s"), HasSubstr("for 60 s")))
-      << "again when it is twice as long";
+      << "the rank is reported again after twice the time";
 }
 
 // Rank 1 waits for its GPU, which waits for rank 0's GPU.

@@ -39,9 +39,11 @@ class BandwidthStories : public ::testing::TestWithParam<uint32_t> {};
 
 TEST_P(BandwidthStories, EveryPromiseIsKeptAndNoFlowStarves) {
   const JobStoryResult result = JobStory(RandomNode(GetParam())).Run();
-  EXPECT_EQ(result.late, 0) << "of " << result.due << ", by " << result.latest;
-  EXPECT_EQ(result.budgets_short, 0) << "of " << result.budgets;
-  EXPECT_GE(result.least_share, 1) << "of " << result.plain;
+  EXPECT_EQ(result.late, 0)
+      << "of " << result.due << " copies, late by up to " << result.latest;
+  EXPECT_EQ(result.budgets_short, 0) << "of " << result.budgets << " budgets";
+  EXPECT_GE(result.least_share, 1)
+      << "of " << result.plain << " flows without a promise";
   EXPECT_GT(result.admitted, 0);
 }
 

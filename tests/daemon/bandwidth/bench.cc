@@ -121,14 +121,14 @@ std::vector<Entry> JobRows() {
                    by.due, by.admitted, by.asked,
                    absl::ToDoubleSeconds(by.took))},
       {"1,000 jobs, short", count(by.budgets_short), "budgets", 0, true,
-       fmt::format("of {} of those who always ask for more", by.budgets)},
+       fmt::format("of {} of flows that always ask for more", by.budgets)},
       {"1,000 jobs, least share", by.least_share, "x", 1, false,
-       fmt::format("of what is never promised, of {} flows without a promise",
+       fmt::format("of the bandwidth that is never promised, of {} plain flows",
                    by.plain)},
       {"1,000 jobs, longest wait", absl::ToDoubleSeconds(by.longest_wait), "s",
        2, true, "of any flow for its next byte; 2 s is the longest period"},
       {"1,000 jobs, fair, late", count(fair.late), "copies", std::nullopt, true,
-       fmt::format("of {}, by up to {:.3f} s, without promises", fair.due,
+       fmt::format("of {}, late by up to {:.3f} s, without promises", fair.due,
                    absl::ToDoubleSeconds(fair.latest))},
   };
 }
@@ -157,7 +157,7 @@ std::vector<Entry> CostRows() {
                         .count());
   }
   return {{"refill p50", bench::Quantile(costs, 0.5), "us", std::nullopt, true,
-           "512 flows on 64 GPUs, all with something asked for; wall clock"}};
+           "512 flows on 64 GPUs, all with copies requested; wall clock"}};
 }
 
 std::vector<Entry> Measure() {

@@ -39,7 +39,8 @@ TEST_F(Borrow, AJobAloneLeasesHalfOfTheOtherNode) {
   EXPECT_TRUE(Lease(alone, 1, MiB(12)));
   EXPECT_EQ(Borrowable(alone), MiB(4));
   EXPECT_FALSE(Lease(alone, 1, MiB(8)));
-  EXPECT_TRUE(Lease(alone, 0, MiB(32))) << "its own node's is all its own";
+  EXPECT_TRUE(Lease(alone, 0, MiB(32)))
+      << "a job may lease all memory of its own node";
 }
 
 TEST_F(Borrow, ASecondJobLeasesTheRestAndEndsBorrowing) {

@@ -62,8 +62,9 @@ TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
   ASSERT_THAT(tried.status(), IsOk());
   EXPECT_EQ(tried->limits.uids.size(), 2u);
   const Policy kept = node.core.live_policy().policy();
-  EXPECT_EQ(kept.limits.uids.size(), 1u) << "PolicyWith changes nothing";
-  EXPECT_EQ(kept.limits.named_jobs.size(), 1u) << "not the configuration's";
+  EXPECT_EQ(kept.limits.uids.size(), 1u) << "With() changed the policy";
+  EXPECT_EQ(kept.limits.named_jobs.size(), 1u)
+      << "limits of the configuration are no part of a policy";
 
   CoreDriver next(config);
   ASSERT_THAT(next.core.SetPolicy(kept, now), IsOk());

@@ -95,7 +95,7 @@ TEST(Extents, AUsersIdleExtentsMakeRoomForItsNewOnes) {
   const auto lease = node.Lease(rank, Host(0), kSmall);
   ASSERT_THAT(lease.status(), IsOk());
   EXPECT_THAT(node.destroyed, SizeIs(1));
-  EXPECT_TRUE(node.destroyed.contains(ExtentId(1))) << "the oldest";
+  EXPECT_TRUE(node.destroyed.contains(ExtentId(1))) << "extent 1 is the oldest";
   EXPECT_THAT(node.extents, SizeIs(10));
 }
 

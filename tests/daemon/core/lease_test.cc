@@ -281,7 +281,7 @@ TEST(Budget, EveryConfiguredLimitIsListedEvenIfUnused) {
   const Principal other{8, "/c"};
   EXPECT_THAT(list(&other),
               ::testing::ElementsAre(user + "8/b live ", every_job, night))
-      << "limits of others are theirs";
+      << "a user is not shown limits of other users";
 }
 
 TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {

@@ -105,7 +105,7 @@ TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
       node.core.live_policy().With(LinksChange{Found()}, node.clock.Now());
   ASSERT_THAT(kept.status(), IsOk());
   EXPECT_EQ(kept->measured, found);
-  EXPECT_EQ(SpeedOfFirst(node), 0) << "tried only";
+  EXPECT_EQ(SpeedOfFirst(node), 0) << "With() applies no speed";
   EXPECT_THAT(node.Change(LinksChange{}),
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        HasSubstr("nothing to forget")));
@@ -129,7 +129,7 @@ TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
   EXPECT_TRUE(node.core.live_policy().measured_waits());
   EXPECT_TRUE(node.core.TakeSnapshot(nullptr, node.clock.Now()).measured_waits);
   EXPECT_EQ(node.core.live_policy().policy().measured, Found(node.clock.Now()))
-      << "kept all the same";
+      << "the policy keeps the speeds while they wait";
   node.Die(a);
   EXPECT_EQ(SpeedOfFirst(node), 0);
   EXPECT_FALSE(node.links);

@@ -111,7 +111,7 @@ TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
     };
     const Instructions shortest = fails(story) ? Shortest(story, fails) : story;
     Fails(shortest, all, nullptr, /*quiet=*/false);
-    FAIL() << "story " << seed << " fails; so do these of its instructions:\n"
+    FAIL() << "story " << seed << " fails, and so does this part of it:\n"
            << ToText(shortest);
   }
   EXPECT_GT(sums->granted, 80 * done / kStory);

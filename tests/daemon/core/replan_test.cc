@@ -170,7 +170,8 @@ TEST_F(Replan, MemoryOfARunningJobsPlanCannotBeReservedByOthers) {
                        HasSubstr("40 MiB of 40 MiB are, 32 MiB of it promised "
                                  "to plans of running jobs")));
   EXPECT_THAT(reserve(2, MiB(8)), IsOk());
-  EXPECT_THAT(reserve(1, MiB(32)), IsOk()) << "the job is this user's";
+  EXPECT_THAT(reserve(1, MiB(32)), IsOk())
+      << "the promised memory belongs to a job of user 1";
 }
 
 TEST_F(Replan, AFullNodeMakesRoomForACalibration) {
@@ -279,7 +280,8 @@ TEST_F(Replan, ARoundThatAnotherUserWaitsForGetsAShorterLimit) {
   const PlanRoundId first = node.to_solve.back().round;
   EXPECT_EQ(node.to_solve.back().who.uid, 1u);
   Ask("a too", 1);
-  EXPECT_THAT(node.hurried, ::testing::IsEmpty()) << "a job of the same user";
+  EXPECT_THAT(node.hurried, ::testing::IsEmpty())
+      << "a job of the same user hurries no round";
   b = Ask("b", 1, 2);
   EXPECT_THAT(node.hurried, ElementsAre(first));
 }
@@ -306,7 +308,7 @@ TEST_F(Replan, AJointRoundIsCutOffAtItsShareAndItsJobsArePlannedAlone) {
   EXPECT_TRUE(node.stopped.empty()) << "no other user's job waits";
   b = Ask("b", 1, 2);
   EXPECT_THAT(node.hurried, ElementsAre(hard));
-  EXPECT_TRUE(node.stopped.empty()) << "its worker may have a plan to write";
+  EXPECT_TRUE(node.stopped.empty()) << "the worker gets time to write its plan";
   Wait(JointPlanning::kShare / 2);
   EXPECT_TRUE(node.stopped.contains(hard));
   ASSERT_THAT(node.to_solve, SizeIs(3));
@@ -330,7 +332,8 @@ TEST_F(Replan, AnEndOfAnotherUsersJobDoesNotStopAJoin) {
   EXPECT_EQ(Ready(b), 1u);
   EXPECT_THAT(Changes(a), IsEmpty());
   Wait(absl::Seconds(1));
-  ASSERT_THAT(node.to_solve, SizeIs(1)) << "b alone, with the freed memory";
+  ASSERT_THAT(node.to_solve, SizeIs(1))
+      << "b is planned alone, with the freed memory";
   EXPECT_THAT(node.to_solve[0].profiles, SizeIs(1));
 }
 
@@ -474,7 +477,8 @@ TEST_F(Replan, AJoinAfterARefusalIsReplannedWhenAnotherJobFreesMemory) {
   node.Ask(a, PlanTakenRequest{Changes(a)[0], false, "no lease"});
   const SessionId d = Ask("d", 1);
   Solve({{1, MiB(16)}, {0.5, MiB(8)}, {0.5, MiB(8)}, {0.5, MiB(8)}});
-  ASSERT_THAT(node.to_solve, SizeIs(1)) << "d alone, with free memory";
+  ASSERT_THAT(node.to_solve, SizeIs(1))
+      << "d is planned alone, with free memory";
   Solve({{0, Bytes(0)}});
   EXPECT_EQ(Ready(d), 1u);
   TakeChange(c, &of_c, MiB(8));
@@ -512,7 +516,8 @@ TEST_F(Replan, ASettledProfileIsPlannedWithoutOtherJobs) {
   const auto& hosts = node.to_solve[0].resources.hosts;
   ASSERT_THAT(hosts, SizeIs(2));
   EXPECT_EQ(hosts[1].name, "host budget of user 1");
-  EXPECT_EQ(hosts[1].bytes, MiB(30)) << "with b's part, planned before";
+  EXPECT_EQ(hosts[1].bytes, MiB(30))
+      << "memory that is promised to b is not subtracted";
   Solve({{0.75, MiB(6)}});
   EXPECT_EQ(Ready(a), 2u);
   EXPECT_THAT(Changes(b), IsEmpty());

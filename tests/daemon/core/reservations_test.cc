@@ -43,7 +43,7 @@ TEST_F(Reserved, OnlyItsUserLeasesReservedMemory) {
   EXPECT_THAT(Lease(bob_, MiB(8)), IsOk());
   EXPECT_THAT(Lease(bob_, KiB(64)), StatusIs(kNoRoom, HasSubstr("reserved")));
   EXPECT_THAT(Lease(alice_, MiB(4)), IsOk());
-  EXPECT_EQ(Withheld(), MiB(4)) << "of its own it has taken the reserved first";
+  EXPECT_EQ(Withheld(), MiB(4)) << "a lease takes the reserved memory first";
   EXPECT_THAT(Lease(alice_, MiB(4)), IsOk());
   EXPECT_EQ(Withheld(), Bytes(0));
 }

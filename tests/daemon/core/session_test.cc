@@ -237,7 +237,8 @@ TEST(RequestHistory, ForgetsAcknowledgedAnswersButNoRunningRequest) {
   EXPECT_THAT(StatusOf(node.Ask(a, StepReport{}, RequestId(903))),
               StatusIs(absl::StatusCode::kInvalidArgument));
   EXPECT_FALSE(node.Ask(a, ask, RequestId(900)));
-  EXPECT_THAT(node.to_make, SizeIs(1)) << "it was executed once";
+  EXPECT_THAT(node.to_make, SizeIs(1))
+      << "the repeated request was executed once";
 }
 
 TEST(RequestHistory, ForgetsTheOldestAndRefusesThemAfterwards) {

@@ -148,7 +148,7 @@ TEST_F(TakeOverTest, PlanNoticesThatARankMayHaveMissedAreSentAgain) {
                             ProfileWithHash{profile, "x", {}}, now);
   });
   {
-    SCOPED_TRACE("it waits");
+    SCOPED_TRACE("while the job waits for its plan");
     CoreDriver while_it_waits;
     while_it_waits.Inherit(before_);
     while_it_waits.Run([&](Core& core) { return core.TakeOver({a}, now); });

@@ -271,7 +271,7 @@ TEST_F(WaitingLeases, SmallerLaterLeasesPassInTheFirstHalfOfAWait) {
   EXPECT_THAT(Result(Wait(carol_, MiB(2))), IsOk());
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(12)).status(),
               StatusIs(kExhausted, HasSubstr("in front")))
-      << "it is no smaller";
+      << "a lease that is not smaller must wait";
   Pass(kLong / 2);
   EXPECT_THAT(
       node_.Lease(carol_, Gpu(0), MiB(4)).status(),
@@ -283,11 +283,11 @@ TEST_F(WaitingLeases, SmallerLaterLeasesPassInTheFirstHalfOfAWait) {
   const Asked small = Wait(carol_, MiB(4));
   EXPECT_TRUE(Waits(small));
   EXPECT_THAT(node_.Lease(carol_, Gpu(1), MiB(4)).status(), IsOk())
-      << "nobody waits for that pool";
+      << "no lease waits for GPU 1";
   EXPECT_THAT(node_.Lease(carol_, Host(0), MiB(4)).status(), IsOk());
   Pass(kLong / 2);
   EXPECT_THAT(Result(head), StatusIs(kTooLate));
-  EXPECT_THAT(Result(small), IsOk()) << "nobody is in front any more";
+  EXPECT_THAT(Result(small), IsOk()) << "no lease is in front any more";
 }
 
 TEST_F(WaitingLeases, ALeaseThatWasPassedIsNextInTheSecondHalf) {
@@ -413,7 +413,7 @@ TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(), IsOk());
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(4)).status(),
               StatusIs(kExhausted, HasSubstr("in front")))
-      << "more than is left of it";
+      << "only 2 MiB of the reservation are left";
   EXPECT_TRUE(Waits(Wait(carol_, MiB(6))));
   Pass(kLong / 2);
   EXPECT_THAT(node_.Lease(carol_, Gpu(0), MiB(2)).status(),
@@ -434,7 +434,7 @@ TEST_F(WaitingLeases, EndWithTheirSessionOrWhenGivenUp) {
               StatusIs(absl::StatusCode::kCancelled,
                        HasSubstr("gave up waiting for 8 MiB of GPU 0")));
   EXPECT_TRUE(node_.Ask(carol_, GiveUpRequest{RequestId(5)}).has_value())
-      << "what does not wait is left as it is";
+      << "giving up a request that does not wait is no error";
   Free(alice_, held);
   EXPECT_THAT(Result(stays), IsOk());
   EXPECT_TRUE(Waits(dies));
@@ -484,7 +484,7 @@ TEST_F(WaitingLeases, ARankThatWaitsMaySendManyRequests) {
             RequestHistory::kWindow);
   node_.Ask(bob_, LeaseRequest{Gpu(0), MiB(12), kLong}, asked.request);
   EXPECT_THAT(node_.core.waiting().waiters(), SizeIs(1))
-      << "asked again under its id, it waits once";
+      << "a request that is sent twice waits once";
   Free(alice_, held);
   EXPECT_THAT(Result(asked), IsOk());
 }

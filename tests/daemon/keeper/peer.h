@@ -40,7 +40,7 @@ inline UniqueFd Connect(const std::string& path) {
     }
     Sleep(absl::Milliseconds(2));
   }
-  ADD_FAILURE() << "nobody listens at " << path;
+  ADD_FAILURE() << "no process listens at " << path;
   return UniqueFd();
 }
 

@@ -17,7 +17,7 @@ std::optional<HttpStatus> Refused(const std::string& bytes) {
   }
   EXPECT_EQ(whole.has_value(), slow.has_value()) << bytes.substr(0, 100);
   if (!whole || !slow || whole->status == kHttpOk) return std::nullopt;
-  EXPECT_FALSE(whole->head) << "a refusal is told";
+  EXPECT_FALSE(whole->head) << "a refusal is sent with its body";
   EXPECT_EQ(whole->status, slow->status);
   EXPECT_FALSE(whole->why.empty());
   EXPECT_EQ(whole->why.find('\n'), std::string::npos);

@@ -175,7 +175,8 @@ TEST_F(HttpServerTest, SocketIsForTheDaemonsUserOrTheNamedGroup) {
                                      .socket_group = "no such group"});
   EXPECT_EQ(none.status().code(), absl::StatusCode::kNotFound);
   EXPECT_NE(stat(directory_.File("x.sock").c_str(), &info), 0);
-  if (geteuid() != 0) GTEST_SKIP() << "a group of others needs root";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can give a socket to any group";
   const std::string path = directory_.File("group.sock");
   const auto group =
       StartHttpServer({.listen = "", .socket = path, .socket_group = "daemon"});

@@ -99,7 +99,7 @@ TEST_F(ChannelTest, APeerThatReadsJustBeforeTheLimitHasNotStalled) {
   EXPECT_FALSE(channel_->HasStalled(clock_.Now()));
   EXPECT_THAT(Receive(), IsOk());  // the packet that waited
   EXPECT_EQ(channel_->stall_deadline(), absl::InfiniteFuture());
-  EXPECT_TRUE(shared_.queued.empty()) << "it is not looked at any more";
+  EXPECT_TRUE(shared_.queued.empty()) << "an empty channel is not in the queue";
   EXPECT_EQ(broken_, "");
 }
 

@@ -60,7 +60,8 @@ TEST_F(GpuAccessTest, AnOpenDeviceNodeGivesAccessToItsGpuOnly) {
                        HasSubstr("gpu0, opened for reading and writing; be "
                                  "given permission to open that, or set "
                                  "access = \"any\" in [gpus]")));
-  EXPECT_THAT(access.May(gpus, 7), IsOk()) << "policy says there is none";
+  EXPECT_THAT(access.May(gpus, 7), IsOk())
+      << "the core refuses a GPU that does not exist";
 }
 
 // Any user that may search the folder can open a path with O_PATH.

@@ -69,7 +69,8 @@ bool MayHaveRealTime() {
 }
 
 TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
-  if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
+  if (!MayHaveRealTime())
+    GTEST_SKIP() << "this user may not have real-time priority";
   Signal();  // wakes the loop
   loop_->BeUrgent();
   int first = -1, last = -1;

@@ -182,7 +182,7 @@ TEST_F(PlanSolverTurns, ARoundThatDelaysOthersIsHurriedAfterItsTurn) {
   ASSERT_EQ(Started(1).size(), 1u);
   const pid_t first = Pids()[0];
   absl::SleepFor(PlanSolver::kTurn + absl::Milliseconds(200));
-  EXPECT_FALSE(IsHurried(first)) << "nobody waits";
+  EXPECT_FALSE(IsHurried(first)) << "no other round waits";
   Do([this] { solver_->Hurry(PlanRoundId(1)); });
   EXPECT_TRUE(IsHurriedSoon(first));
 }

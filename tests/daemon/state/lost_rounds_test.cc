@@ -60,7 +60,8 @@ TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
   const auto next = TakeOver();
   ASSERT_THAT(next->to_solve, SizeIs(1));
   EXPECT_THAT(next->to_solve[0].profiles, SizeIs(1));
-  EXPECT_EQ(next->to_solve[0].round, PlanRoundId(4)) << "of its own";
+  EXPECT_EQ(next->to_solve[0].round, PlanRoundId(4))
+      << "the next daemon starts a new round";
   // The round is due only once: its answer ends it.
   next->Apply(next->core.PlanSolved(
       next->to_solve[0].round, PlanOf({{0.25, MiB(4)}}), next->clock.Now()));
@@ -120,7 +121,8 @@ TEST_F(LostRounds, ALeaseThatWaitsForARoundIsNotRefused) {
   const RequestId request(900);
   EXPECT_FALSE(node.Ask(c, LeaseRequest{Host(0), MiB(16)}, request));
   b = Ask("b", 1);
-  ASSERT_THAT(node.to_solve, SizeIs(1)) << "for b, and so that c has room";
+  ASSERT_THAT(node.to_solve, SizeIs(1))
+      << "one round plans b and makes room for c";
   const auto next = TakeOver();
   EXPECT_EQ(next->replies.count({c, request}), 0u);
   ASSERT_THAT(next->to_solve, SizeIs(1));

@@ -62,7 +62,7 @@ class Peer:
         self.socket.send(f"{self.tag} {question}".encode())
         while True:
             answer = self.socket.recv(500).decode()
-            assert answer, "the peer saw an end"
+            assert answer, "the daemon closed the connection"
             if answer.startswith(f"{self.tag} "):
                 return answer.split(" ", 1)[1]
 

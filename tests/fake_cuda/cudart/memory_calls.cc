@@ -27,9 +27,10 @@ Blocks& TheBlocks() {
 }
 
 cudaError_t Refuse(const char* call) {
-  fake_cuda_find(std::string(call) +
-                 ": a GPU's memory is the lease, and nothing is made or freed "
-                 "beside it (ours)");
+  fake_cuda_find(
+      std::string(call) +
+      ": a GPU's memory is the lease, and no other memory is made or "
+      "freed (ours)");
   return LastError() = cudaErrorNotSupported;
 }
 

@@ -19,13 +19,13 @@ using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow
 namespace {
 
 constexpr char kLease[] =
-    "a GPU's memory is the lease, and nothing is made or freed beside it";
+    "a GPU's memory is the lease, and no other memory is made or freed";
 constexpr char kNoPools[] = "memory pools are not built here";
 constexpr char kNoPeers[] = "peers are not built here";
-constexpr char kNoIpc[] = "memory of other processes is the driver's alone";
+constexpr char kNoIpc[] = "processes share memory through the driver API only";
 constexpr char kNoGraphs[] = "graphs are not built here";
-constexpr char kWholeDevice[] = "nobody waits for a whole GPU";
-constexpr char kBlocking[] = "no copy holds up its caller";
+constexpr char kWholeDevice[] = "no call waits for a whole GPU";
+constexpr char kBlocking[] = "no copy blocks its caller";
 constexpr char kNoLookup[] = "driver functions are not looked up here";
 
 }  // namespace

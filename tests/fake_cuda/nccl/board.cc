@@ -99,11 +99,13 @@ bool Board::Make(UniqueId& id) {
 }
 
 std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
-                                   int device, std::string& why) {
+                                   int device, Result& failure,
+                                   std::string& why) {
+  failure = kRemoteError;
   std::shared_ptr<Board> board(new Board);
   board->shared_ = Open(id);
   if (board->shared_ == nullptr) {
-    why = "the unique id is none, or its maker has ended";
+    why = "the unique id is unknown, or the process that made it has ended";
     return nullptr;
   }
   int expected = 0;
@@ -112,19 +114,26 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
   board->ranks_ = ranks;
   board->rank_ = rank;
   why = shared.ranks != ranks
-            ? fmt::format("{} ranks, and another rank says {}", ranks,
-                          shared.ranks.load())
+            ? fmt::format("rank {} joins {} ranks, and another rank joins {}",
+                          rank, ranks, shared.ranks.load())
             : board->Enter(rank, device);
   if (!why.empty()) {
-    board->Fail(kInvalidUsage, why);
+    failure = kInvalidUsage;
+    board->Fail(failure, why);
     return nullptr;
   }
   board->AwaitOthers();
+  // Waits for a failure that is being written, unless its writer was killed.
+  for (int i = 0; i < 1000 && shared.failure == kBeingWritten; ++i) {
+    usleep(1000);
+  }
   Made& made = TheMade();
   const MutexLock lock(made.mutex);
   made.fds.erase(shared.id);
   why = board->why();
-  return board->failure() == kSuccess ? board : nullptr;
+  if (board->failure() == kSuccess) return board;
+  if (board->failure() == kInvalidUsage) failure = kInvalidUsage;
+  return nullptr;
 }
 
 Board::~Board() {
@@ -135,7 +144,7 @@ std::string Board::Enter(int rank, int device) {
   Member& member = shared_->members[rank];
   MemberState expected = MemberState::kAbsent;
   if (!member.state.compare_exchange_strong(expected, MemberState::kJoining)) {
-    return fmt::format("rank {} is there twice", rank);
+    return fmt::format("rank {} joins twice", rank);
   }
   member.process = getpid();
   member.device = device;

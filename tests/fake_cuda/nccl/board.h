@@ -92,9 +92,11 @@ class Board {
   // Makes a new board, which `id` names.
   static bool Make(UniqueId& id);
   // Opens the board and waits until all ranks have joined. Returns null on
-  // failure, with the error in `why`.
+  // failure, with the error in `failure` and `why`: kInvalidUsage if the ranks
+  // break a rule, otherwise kRemoteError.
   static std::shared_ptr<Board> Join(const UniqueId& id, int ranks, int rank,
-                                     int device, std::string& why);
+                                     int device, Result& failure,
+                                     std::string& why);
   ~Board();
   Board(const Board&) = delete;
 

@@ -150,7 +150,7 @@ Result ncclGroupStart() {
 Result ncclGroupEnd() {
   Group& group = TheGroup();
   if (group.depth == 0) {
-    return Refuse(kInvalidUsage, "a group ends that was not started");
+    return Refuse(kInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   }
   if (--group.depth > 0) return kSuccess;
   const Group done = std::exchange(group, {});

@@ -121,12 +121,13 @@ Result Communicator::Join(int ranks, const UniqueId& id, int rank,
   if (kib > 0 && buffers == nullptr) {
     return Tell(kUnhandledCudaError, "out of memory for its buffers");
   }
+  Result failure = kSuccess;
   std::string why;
-  auto board = Board::Join(id, ranks, rank, device, why);
-  // No finding, as another rank's end may be the cause.
+  auto board = Board::Join(id, ranks, rank, device, failure, why);
   if (board == nullptr) {
     fake_cuda::fake_cuda_let_go(buffers);
-    return Tell(kRemoteError, why);
+    // The end of another rank is no finding.
+    return failure == kInvalidUsage ? Refuse(failure, why) : Tell(failure, why);
   }
   auto* const communicator = new Communicator(board, rank, device, buffers);
   World& world = TheWorld();
@@ -267,8 +268,8 @@ void Communicator::Abort() {
   const MutexLock lock(operations_->mutex);
   if (!AbortsAreFine()) {
     fake_cuda::fake_cuda_find(fmt::format(
-        "nccl: rank {} aborts its communicator, {} of whose {} operations have "
-        "not ended, in a run that is to end well",
+        "nccl: rank {} aborts its communicator, where {} of {} operations have "
+        "not ended, and SLUICE_FAKE_NCCL=aborts=0 allows no abort",
         rank_, operations_->issued - operations_->ended, operations_->issued));
   }
   operations_->aborted = true;

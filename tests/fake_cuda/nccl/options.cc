@@ -33,7 +33,9 @@ const Options& TheOptions() {
     std::istringstream list(text == nullptr ? "" : text);
     for (std::string setting; std::getline(list, setting, ',');) {
       if (Apply(setting, read)) continue;
-      std::fprintf(stderr, "fake libnccl: SLUICE_FAKE_NCCL=%s is none\n", text);
+      std::fprintf(stderr,
+                   "fake libnccl: no such setting in SLUICE_FAKE_NCCL: %s\n",
+                   text);
       std::abort();
     }
     return read;

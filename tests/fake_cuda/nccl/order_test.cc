@@ -4,6 +4,9 @@
 #include <gmock/gmock.h>
 #include <unistd.h>
 
+#include <functional>
+#include <string>
+
 #include "gtest/gtest.h"
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/nccl/test_rank.h"
@@ -42,6 +45,20 @@ class Order : public ::testing::TestWithParam<int> {
                         size_t count = kCount) {
     return ncclRecv(rank.Make(count), count, kFloat32, 1 - rank.rank,
                     communicator, rank.stream);
+  }
+  // Runs `join` on two ranks with one unique id. Returns the findings.
+  static std::string JoinTwo(
+      const std::function<void(TestRank&, const UniqueId&)>& join) {
+    UniqueId id;
+    EXPECT_EQ(ncclGetUniqueId(&id), kSuccess);
+    return RunRanks(2, [&](TestRank& rank) {
+      BeLate(rank);
+      join(rank, id);
+    });
+  }
+  static void ExpectInvalidJoin(int ranks, const UniqueId& id, int rank) {
+    Communicator* made = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&made, ranks, id, rank), kInvalidUsage);
   }
   // Both ranks' communicators report the failure, whichever rank found it.
   static void BothFail(TestRank&, Communicator* communicator) {
@@ -238,6 +255,31 @@ TEST_P(Order, AnAbortEndsRunningAndQueuedOperations) {
   EXPECT_EQ(RunRanks(2, body), "");
 }
 
+TEST_P(Order, TwoRanksOnOneGpuAreFound) {
+  const std::string found = JoinTwo([](TestRank& rank, const UniqueId& id) {
+    device::cuda::Context first = nullptr;
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&first, 0), 0);
+    EXPECT_EQ(cuCtxPushCurrent_v2(first), 0);
+    ExpectInvalidJoin(2, id, rank.rank);
+    EXPECT_EQ(cuCtxPopCurrent_v2(nullptr), 0);
+    EXPECT_EQ(cuDevicePrimaryCtxRelease_v2(0), 0);
+  });
+  EXPECT_THAT(found, HasSubstr("two of the ranks are on one GPU"));
+}
+
+TEST_P(Order, ARankThatJoinsTwiceIsFound) {
+  const std::string found = JoinTwo(
+      [](TestRank&, const UniqueId& id) { ExpectInvalidJoin(2, id, 0); });
+  EXPECT_THAT(found, HasSubstr("rank 0 joins twice"));
+}
+
+TEST_P(Order, RanksThatJoinDifferentNumbersOfRanksAreFound) {
+  const std::string found = JoinTwo([](TestRank& rank, const UniqueId& id) {
+    ExpectInvalidJoin(2 + rank.rank, id, rank.rank);
+  });
+  EXPECT_THAT(found, HasSubstr("ranks, and another rank joins"));
+}
+
 TEST_P(Order, MisuseIsRefusedAndNamed) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const bytes = rank.Make(2 * kCount);
@@ -255,7 +297,7 @@ TEST_P(Order, MisuseIsRefusedAndNamed) {
   EXPECT_THAT(found, HasSubstr("writes what AllReduce of 16 float32"));
   EXPECT_THAT(found, HasSubstr("there are 2 ranks"));
   EXPECT_THAT(found, HasSubstr("a buffer is null"));
-  EXPECT_THAT(found, HasSubstr("a group ends that was not started"));
+  EXPECT_THAT(found, HasSubstr("ncclGroupEnd without ncclGroupStart"));
 }
 
 }  // namespace

@@ -33,7 +33,7 @@ int main(int count, char** arguments) {
     return 2;
   }
   if (before || !HasKernel(mm)) {
-    std::cerr << "what was loaded brings no kernel of aten::mm.out\n";
+    std::cerr << "the loaded library adds no kernel of aten::mm.out\n";
     return 2;
   }
   for (std::string line; std::getline(std::cin, line);) {

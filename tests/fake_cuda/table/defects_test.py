@@ -34,17 +34,18 @@ SOURCES = ["address_space.cc", "contexts.cc", "cuda_driver.cc",
 # (source, enclosing function, what was removed) -> why no test can detect it.
 SURVIVORS = {
     ("memory.cc", "ProbeHost", "check cuDeviceGetAttribute"):
-        "an attribute that cannot be asked reads as 0: memfds either way",
+        "an attribute that cannot be read is 0: memfds are used either way",
     ("memory.cc", "CreateMemfd", "check bound);"):
         "a machine with one NUMA node binds nothing",
     ("memory.cc", "BindToNode", "if bound == 0"): "the same",
     ("memory.cc", "CreateMemfd", "if range == MAP_FAILED"):
-        "a kernel refuses it for want of addresses only",
-    ("memory.cc", "CreateMemfd", "call munmap"): "no test runs out of them",
+        "the kernel refuses it only if no addresses are left",
+    ("memory.cc", "CreateMemfd", "call munmap"):
+        "no test uses up all addresses",
     ("address_space.cc", "Map",
      "if mmap(address, size.size(), PROT_NONE, MAP_SHARED | MAP_FIXED, "
      "memory->memfd().get(), 0) == MAP_FAILED"):
-        "over its own reservation a kernel refuses it for want of memory only",
+        "inside its own reservation it fails only if the kernel has no memory",
     ("address_space.cc", "UnmapOne",
      "if mmap(address, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | "
      "MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED"): "the same",
@@ -58,13 +59,13 @@ SURVIVORS = {
         "no test takes all of a machine's memory",
     ("memory.cc", "CreateMemfd",
      "if fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | "
-     "F_SEAL_SEAL) != 0"): "a new memfd of ours takes its seals",
+     "F_SEAL_SEAL) != 0"): "a new memfd always accepts its seals",
     ("memory.cc", "Export", "if fcntl(fd, F_SETFD, FD_CLOEXEC) != 0"):
-        "a descriptor that is open takes the flag",
+        "an open descriptor always accepts the flag",
     ("memory.cc", "CheckMemfd", "if fstat(fd.get(), &status) != 0"):
-        "a descriptor that answered for its seals has a size",
+        "a descriptor whose seals were read also has a size",
     ("cuda_driver.cc", "FindGpus", "if gpus.empty()"):
-        "where there is no GPU cuInit says so already",
+        "without a GPU cuInit fails already",
 }
 
 # What a mutant removes: (name, start of the statement, its replacement). The
@@ -192,11 +193,11 @@ def main():
             if not seen and key not in SURVIVORS:
                 wrong.append(f"not found: {key}")
             if seen and key in SURVIVORS:
-                wrong.append(f"found, and listed as a survivor: {key}")
+                wrong.append(f"found, but listed in SURVIVORS: {key}")
     known = {(s, w, t) for s, w, t, _ in cases}
     if not wanted:
-        wrong += [f"no such removal: {key}" for key in SURVIVORS
-                  if key not in known]
+        wrong += [f"listed in SURVIVORS, but no such removal: {key}"
+                  for key in SURVIVORS if key not in known]
     print(f"{len(cases)} removals, {len(cases) - len(survived)} found, "
           f"{len(survived & set(SURVIVORS))} survive with a reason")
     for line in wrong:

@@ -236,7 +236,7 @@ TEST_F(CudaTable, UnmapReportsMemoryThatItCannotPinAgain) {
 TEST_F(CudaTable, MakingHostMemoryKeepsTheThreadsNumaPolicy) {
   const unsigned long nodes[2] = {1, 0};
   if (syscall(SYS_set_mempolicy, MPOL_BIND, nodes, 65) != 0) {
-    GTEST_SKIP() << "no NUMA policy here";
+    GTEST_SKIP() << "this kernel has no NUMA policy";
   }
   Open("host_numa=0");
   ASSERT_THAT(Mapped(kOnHost, kGpu0), IsOk());

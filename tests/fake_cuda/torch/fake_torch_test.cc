@@ -70,7 +70,7 @@ class FakeTorch : public ::testing::Test {
   static void ExpectSame(const at::Tensor& gpu, const at::Tensor& cpu) {
     ASSERT_TRUE(gpu.is_cuda());
     EXPECT_TRUE(at::equal(gpu.cpu(), cpu))
-        << "they differ by up to " << (gpu.cpu() - cpu).abs().max();
+        << "GPU and CPU differ by up to " << (gpu.cpu() - cpu).abs().max();
   }
 
   static std::unique_ptr<device::Driver> driver_;

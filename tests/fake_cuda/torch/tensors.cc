@@ -84,7 +84,7 @@ const at::Tensor& Resize(const at::Tensor& self, c10::SymIntArrayRef symbolic,
   c10::Storage storage = self.storage();
   if (storage.nbytes() >= wanted) return self;
   TORCH_CHECK(storage.nbytes() == 0,
-              "resize_ of what has content is not built here");
+              "resize_ of a tensor with content is not built here");
   const auto guard = On(self.device());
   storage.set_data_ptr_noswap(Allocator()->allocate(wanted));
   storage.set_nbytes(wanted);

@@ -117,7 +117,7 @@ TEST_F(BigLeases, ASmallLeaseIsServedBetweenTheCallsOfBigOnes) {
   for (const auto& rank : ranks) {
     leased += rank->output().find("leased") != std::string::npos ? 1 : 0;
   }
-  EXPECT_LT(leased, kRanks) << "it went behind all of the others' extents";
+  EXPECT_LT(leased, kRanks) << "the small lease waited for all of the big ones";
   ExpectLeased(ranks, "64 GiB, the first time");
   Go("end");
   for (const auto& rank : ranks) rank->ExpectSuccess();
@@ -128,7 +128,7 @@ TEST_F(BigLeases, MemoryOfEndedAndKilledRunsIsLeasedAgain) {
   RunningDaemon daemon(TomlWith(""));
   Go("big");
   auto ranks = StartAll(daemon.socket());
-  ExpectLeased(ranks, "64 GiB, and nobody beside");
+  ExpectLeased(ranks, "64 GiB, without other leases");
   const std::set<std::string> memory = Memory(daemon);
   EXPECT_GE(memory.size(), 64u);
   Go("end");

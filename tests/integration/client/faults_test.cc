@@ -275,12 +275,13 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingStart, ::testing::ValuesIn(kOfAStart),
 
 // Faults that are not planted here, and why.
 constexpr std::pair<const char*, const char*> kElsewhere[] = {
-    {"Keep", "daemon_service_test: the keeping ends"},
-    {"Usage", "on sim nobody asks: the kernel tells who holds what"},
-    {"HostRegister", "of memory that a cuda rank pins: fake_cuda's failures"},
+    {"Keep", "daemon_service_test covers a driver that cannot keep memory"},
+    {"Usage", "not called on sim, where HeldOutside lists the holders"},
+    {"HostRegister",
+     "only cuda ranks pin memory: fake_cuda's failures cover it"},
     {"HostUnregister", "the same"},
-    {"FillAsync", "only the preset dev poisons what copies fill"},
-    {"LoadModule", "of a GPU's kernels, which sim has none of"},
+    {"FillAsync", "only the preset dev poisons buffers before copies"},
+    {"LoadModule", "sim has no kernels"},
     {"GetFunction", "the same"},
     {"Launch", "the same"},
 };
@@ -322,7 +323,8 @@ TEST(Faults, ADaemonWithFewFilesSaysSoAndServesLaterRanks) {
     if (one.ok() && one->Observe().ok()) crowd.push_back(*std::move(one));
     said = RunRank(daemon);
   }
-  EXPECT_THAT(said, HasSubstr("the limit is")) << "with " << crowd.size();
+  EXPECT_THAT(said, HasSubstr("the limit is"))
+      << "with " << crowd.size() << " sessions";
   crowd.clear();
   // The daemon hears of their ends one after the other.
   const absl::Time end = absl::Now() + absl::Seconds(10);

@@ -170,7 +170,8 @@ TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
     daemon_.Start();
     ExpectFrozen(why);
     EXPECT_TRUE(daemon_.Has("state") && daemon_.Has("s1") && daemon_.Has("u1"));
-    EXPECT_TRUE(std::filesystem::exists(file)) << "it is the newer one's";
+    EXPECT_TRUE(std::filesystem::exists(file))
+        << "the file belongs to the newer daemon";
     ExpectUpgradeRefused(why);
     daemon_.Kill();
   }

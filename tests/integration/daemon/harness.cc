@@ -224,7 +224,7 @@ absl::StatusOr<wire::Event> RawClient::NextEvent(absl::Duration timeout,
   if (events_.empty()) {
     SLUICE_ASSIGN_OR_RETURN(wire::Message message, ReceiveWithin(timeout));
     if (!message.packet.has_event()) {
-      return absl::InternalError("a reply nobody asked for");
+      return absl::InternalError("a reply came instead of an event");
     }
     events_.push_back(std::move(message));
   }

@@ -66,7 +66,7 @@ class HttpAttack : public ::testing::Test {
       sent += count;
       if (i == 20) ExpectAnswered("while 300 MiB are sent");
     }
-    EXPECT_LT(sent, kManyBytes) << "the daemon took all of it";
+    EXPECT_LT(sent, kManyBytes) << "the daemon read all that was sent";
     ExpectAnswered("after 300 MiB were sent");
     ExpectSmall();
   }
@@ -139,7 +139,7 @@ TEST_F(HttpAttack, AnswersThatAreNeverReadCostLittle) {
     longest = std::max(longest, absl::Now() - start);
   }
   EXPECT_LT(longest, absl::Seconds(5));
-  ExpectAnswered("beside 500 that never read");
+  ExpectAnswered("while 500 connections never read");
   ExpectSmall();
 }
 

@@ -70,7 +70,7 @@ void Scribble(const RunningDaemon& daemon) {
 
 // Guards against a SIGBUS in the rank, and against copies that never end.
 TEST(DaemonNodeState, ARankSurvivesAnotherUsersWritesToSharedState) {
-  if (geteuid() != 0) GTEST_SKIP() << "other users need root";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   RunningDaemon daemon(
       "[sim]\ngpus = 1\ngpu_memory = \"16MiB\"\nhost_memory = \"16MiB\"\n"
       "links = [{name = \"pcie0\", h2d_bytes_per_s = 2e9}]\n");

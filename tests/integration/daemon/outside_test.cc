@@ -121,7 +121,7 @@ TEST(DaemonOutside, MemoryThatAForkedChildOnlyMapsIsNotFree) {
 
 // Any user can give a memfd the name of the node's memory.
 TEST(DaemonOutside, AnotherUsersFalseNamesAreNotCounted) {
-  if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   RunningDaemon daemon(kNode);
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const std::string node,

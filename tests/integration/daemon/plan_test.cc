@@ -143,7 +143,8 @@ TEST(DaemonPlan, SluicectlStatusShowsTheWorkersProgress) {
     const auto status = Child::Spawn(
         {BinaryPath("sluicectl"), "--socket", daemon.socket(), "status"});
     seen = status->Join().out;
-    ASSERT_THAT(seen, HasSubstr("PLANNING")) << "solved before it was seen";
+    ASSERT_THAT(seen, HasSubstr("PLANNING"))
+        << "the plan was solved before its progress was shown";
   }
   EXPECT_THAT(seen, HasSubstr("of 1 segments; of rank 0: "));
 }
@@ -361,7 +362,7 @@ TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
 
 // Guards against another user's small plan that takes 14 s instead of 0.04 s.
 TEST(DaemonPlan, AHardProfileOfOneUserEndsSoonWhenAnotherWaits) {
-  if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   RunningDaemon daemon;
   ASSERT_EQ(chmod(daemon.runtime_dir().c_str(), 0755), 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient hard,

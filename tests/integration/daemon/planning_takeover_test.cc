@@ -77,7 +77,7 @@ class PlanningTakeOver : public ::testing::Test {
 // Guards against a state that is full, so that no session is taken over.
 TEST_F(PlanningTakeOver, LargeProfilesDoNotEndOtherUsersSessions) {
   if (kThreadSanitizer) {
-    GTEST_SKIP() << "a minute and more of the policy, which has one thread";
+    GTEST_SKIP() << "it takes over a minute and tests no threads";
   }
   RawClient honest = Attached("honest", 0);
   ASSERT_THAT(Submit(honest, ProfileOf(8, 10)), IsOk());

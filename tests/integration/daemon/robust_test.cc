@@ -168,11 +168,12 @@ TEST(DaemonRobust, AClientThatNeverReadsIsEndedAndDelaysNoOther) {
     ExpectServed(daemon.socket());
     absl::SleepFor(absl::Milliseconds(100));
   }
-  EXPECT_TRUE(ended) << "still attached after 20 s without a read";
+  EXPECT_TRUE(ended)
+      << "the session is still attached after 20 s without a read";
 }
 
 TEST(DaemonRobust, EightAttachedRanksCostLittleMemory) {
-  if (!kMeasureMemory) GTEST_SKIP() << "resident size under a sanitizer";
+  if (!kMeasureMemory) GTEST_SKIP() << "a sanitizer changes the resident size";
   RunningDaemon daemon("[sim]\ngpus = 8\n[http]\nlisten = \"127.0.0.1:0\"\n");
   std::vector<RawClient> ranks;
   for (int r = 0; r < 8; ++r) {

@@ -128,7 +128,7 @@ TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
 
 // Guards against leases on any GPU by any user.
 TEST(DaemonSession, OnlyProcessesThatMayOpenAGpusNodeUseTheGpu) {
-  if (geteuid() != 0) GTEST_SKIP() << "another user needs root";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const auto as_other = [](const RunningDaemon& daemon) {
     const auto other = Child::Fork([&] {
       ASSERT_EQ(setresuid(65534, 65534, 65534), 0);

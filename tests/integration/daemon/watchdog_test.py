@@ -56,7 +56,7 @@ class Watchdog(unittest.TestCase):
         last, gaps = time.monotonic(), []
         for _ in range(5):
             told = self.wait_for("WATCHDOG=1", 120)
-            self.assertIsNotNone(told, "it is not told")
+            self.assertIsNotNone(told, "WATCHDOG=1 was not sent")
             gaps.append(told - last)
             last = told
         # Checks the median gap, because the machine may delay this test at
@@ -74,7 +74,7 @@ class Watchdog(unittest.TestCase):
         for _ in range(20):
             if self.wait_for("WATCHDOG=1", 2 * PERIOD_S) is None:
                 return
-        self.fail("it is told by a loop that stands still")
+        self.fail("a stopped loop sends WATCHDOG=1")
 
 
 if __name__ == "__main__":

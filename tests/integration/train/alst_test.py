@@ -53,7 +53,7 @@ class Alst(either_node.NodeTest):
             recompute = longest(fits, 2048)
         else:
             recompute = TOO_LONG
-            self.assertFalse(fits(TOO_LONG), "it reaches further: raise that")
+            self.assertFalse(fits(TOO_LONG), "it fits: raise TOO_LONG")
         length = -(-23 * recompute // 10)
         result = self.probe("alst", length, "36MiB")
         print(f"recompute's {recompute} tokens; alst at {length}: "

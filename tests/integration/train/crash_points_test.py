@@ -109,7 +109,7 @@ class CrashPoints(harness.TrainTest):
         before = self.daemon_pid()
         os.kill(before, signal.SIGKILL)
         self.wait_until(lambda: self.daemon_pid() not in (None, before),
-                        "no daemon follows")
+                        "no next daemon starts")
 
     def flags(self, name, steps):
         return [*harness.MODEL, *SETTINGS, "--steps", str(steps), "--socket",
@@ -155,19 +155,20 @@ class CrashPoints(harness.TrainTest):
         """Does one run during which a daemon dies at each point of the plan.
         """
         if makes_extents(plan):
-            self.wait_until(self.keeps_nothing, "extents are kept")
+            self.wait_until(self.keeps_nothing,
+                            "extents of the last run are still kept")
         write_plan(self.plan, plan)
         self.renewed()
         name = "-".join(f"{name}-{count}" for name, count in plan)[:60]
         self.assertEqual(self.losses(name), self.calm, plan)
         self.wait_until(lambda: self.ledger() == self.before,
-                        f"the ledger is another after {plan}")
+                        f"the ledger differs after {plan}")
         # Extents that are destroyed after the run pass their points only then.
         self.wait_until(lambda: os.path.getsize(self.plan) == 0,
-                        f"not all of it is reached: {plan}")
+                        f"not all points were reached: {plan}")
         self.assertIsNone(died_under_ranks(self.plan, plan))
         self.wait_until(lambda: self.ledger() == self.before,
-                        f"the ledger is another after {plan}")
+                        f"the ledger differs after {plan}")
 
     def begin(self, program=CRASHING):
         self.kept(program)
@@ -176,7 +177,7 @@ class CrashPoints(harness.TrainTest):
         self.calm = self.losses("calm")
         self.assertEqual(len(self.calm), STEPS)
         self.wait_until(lambda: self.ledger() == self.before,
-                        "memory is left")
+                        "the ledger differs after a calm run")
 
     def test_each_point_is_reached_and_survived(self):
         self.begin()
@@ -216,7 +217,7 @@ class CrashPoints(harness.TrainTest):
             with open(self.path(name + ".err"), encoding="utf-8") as err:
                 self.assertIsNone(run.poll(), f"{err.read()}\n{self.said()}")
             return len(self.losses_of(name)) >= steps
-        self.wait_until(there, f"{name} does not go on")
+        self.wait_until(there, f"the run {name} makes no steps")
 
     def test_a_run_survives_a_death_at_a_checkpoint(self):
         """Another session's requests fill the ring of records."""
@@ -242,7 +243,8 @@ class CrashPoints(harness.TrainTest):
                 self.socket) as session:
             end = time.monotonic() + 120
             while os.path.getsize(self.plan) > 0:
-                self.assertLess(time.monotonic(), end, "no checkpoint comes")
+                self.assertLess(time.monotonic(), end,
+                                "no checkpoint was saved")
                 session.free(session.lease(1 << 16))
 
     def test_a_run_survives_kills_at_random_moments(self):
@@ -267,7 +269,7 @@ class CrashPoints(harness.TrainTest):
         self.end(calm)
         self.assertEqual(self.losses_of("undisturbed")[:len(losses)], losses)
         self.wait_until(lambda: self.ledger() == self.before,
-                        "the ledger is another")
+                        "the ledger differs after the run")
         return len(losses)
 
     def test_short_runs_survive_kills_at_random_moments(self):
@@ -285,7 +287,7 @@ class CrashPoints(harness.TrainTest):
                 done.set()
                 killer.join()
             self.wait_until(lambda: self.ledger() == self.before,
-                            "the ledger is another")
+                            "the ledger differs after the run")
 
     def kill_until(self, done, moments, left):
         """Kills the daemon repeatedly, left[0] times in all or until `done`.

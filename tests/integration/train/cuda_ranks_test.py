@@ -49,7 +49,7 @@ class CudaRanks(cuda_node.CudaTest):
              "--log-jsonl", log],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options)
         self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
-                        "it does not train")
+                        "the run does not train")
         return run, log
 
     def expect_end(self, run, socket, log=None, of=""):
@@ -66,7 +66,7 @@ class CudaRanks(cuda_node.CudaTest):
         self.assertEqual(len(lines), 1, err)
         with self.on_the_fakes():
             self.wait_until(lambda: self.leased(socket) == 0,
-                            "memory is left")
+                            "memory is still leased")
         return lines[0], err
 
     # Guards against a thread of rank 1 on GPU 0: torch creates a context there
@@ -185,7 +185,7 @@ class Computes(CudaRanks):
             return [rank["outside_bytes"] for job in status["jobs"]
                     for rank in job["ranks"]]
         self.wait_until(lambda: outside() == [6 << 20, 6 << 20],
-                        "they do not tell")
+                        "the ranks do not report their outside memory")
         # Without spare memory the bytes are held outside, and are no part of a
         # lease.
         self.assertEqual([gpu["held_outside_bytes"]
@@ -195,7 +195,7 @@ class Computes(CudaRanks):
         self.assertEqual(run.returncode, 130, err)
         self.wait_until(lambda: not any(
             gpu["held_outside_bytes"] for gpu in self.status(socket)["gpus"]),
-            "it is not given back")
+            "memory is still held outside leases")
         self.expect_contexts_on_their_own_gpus()
         self.expect_no_findings()
 
@@ -282,11 +282,11 @@ class Ends(CudaRanks):
         killed_at = len(harness.lines_of(log))
         _, err = run.communicate(timeout=200)
         self.assertEqual(run.returncode, 0, err)
-        self.assertLess(killed_at, 16, "it was over before the kill")
+        self.assertLess(killed_at, 16, "the run ended before the kill")
         losses = [line["loss"] for line in harness.lines_of(log)]
         self.assertEqual(losses, undisturbed)  # bit by bit
         self.wait_until(lambda: self.leased(socket) == 0,
-                        "memory is left")
+                        "memory is still leased")
         self.expect_no_findings()
 
 

@@ -63,7 +63,7 @@ class Death(harness.TrainTest):
                         "no rank starts")
         victim = harness.ranks_of(run.pid)[rank]
         time.sleep(max(0, begun + delay_s - time.monotonic()))
-        self.wait_until(after, "it does not come so far")
+        self.wait_until(after, "the run does not reach the moment of the kill")
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         _, err = run.communicate(timeout=harness.PATIENCE_S)
@@ -130,7 +130,8 @@ class Death(harness.TrainTest):
             [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
              "--data", self.text, "--log-jsonl", log],
             {"RANK": "0", "WORLD_SIZE": "1"}, stderr=subprocess.PIPE)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, "starts")
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
+                        "the run does not train")
         rank.send_signal(signal.SIGINT)
         rank.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(rank.returncode, 130)
@@ -160,7 +161,7 @@ class Death(harness.TrainTest):
         _, err = run.communicate(timeout=300)
         self.assertEqual(run.returncode, 0, err)
         lines = harness.lines_of(log)
-        self.assertLess(alive_until, steps, "it was over before the kill")
+        self.assertLess(alive_until, steps, "the run ended before the kill")
         self.assertEqual([line["loss"] for line in lines], whole["losses"])
         seconds = [line["seconds"] for line in lines]
         before = statistics.median(seconds[1:alive_until])
@@ -221,7 +222,8 @@ class Death(harness.TrainTest):
              "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
              "MASTER_PORT": str(port)}, stderr=subprocess.PIPE)
             for rank in (0, 1)]
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, "starts")
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
+                        "the run does not train")
         ranks[1].send_signal(signal.SIGSTOP)
         _, err = ranks[0].communicate(timeout=harness.PATIENCE_S)
         ranks[1].send_signal(signal.SIGCONT)
@@ -292,7 +294,8 @@ class Death(harness.TrainTest):
              "--save", save], stderr=subprocess.PIPE, text=True,
             env={**harness.clean_environment(), "TMPDIR": temporary})
         self.addCleanup(self.end, process)
-        self.wait_until(lambda: len(harness.lines_of(log)) >= 2, "starts")
+        self.wait_until(lambda: len(harness.lines_of(log)) >= 2,
+                        "the run does not train")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(process.returncode, 130)

@@ -57,7 +57,8 @@ class Nodes(either_node.NodeTest):
             preexec_fn=networks and (lambda n=node: networks.enter(n)))
             for rank, node in enumerate(NODES)]
         self.wait_until(lambda: after(harness.lines_of(log)),
-                        lambda: f"no start: {[r.poll() for r in ranks]}")
+                        lambda: "not all ranks started: "
+                        f"{[r.poll() for r in ranks]}")
         return ranks
 
     def expect_ends(self, ranks, victim, names, killed):
@@ -121,7 +122,8 @@ class Nodes(either_node.NodeTest):
         self.assertLess(time.monotonic() - killed, LIMIT_S)
         for rank in (0, 1):
             self.assertRegex(said[rank], f"error: rank {rank}: rank 2 ")
-        self.wait_until(lambda: self.leased(self.sockets[0]) == 0, "not free")
+        self.wait_until(lambda: self.leased(self.sockets[0]) == 0,
+                        "memory is still leased")
         self.assertEqual(self.leased(self.sockets[1]), held)
         holder.kill()
 

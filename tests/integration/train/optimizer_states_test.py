@@ -108,7 +108,7 @@ class OptimizerStates(either_node.NodeTest):
         run = self.start(command, stdout=subprocess.PIPE,
                          stderr=subprocess.PIPE)
         self.wait_until(lambda: len(harness.lines_of(log)) >= 4,
-                        "it does not train")
+                        "the run does not train")
         for pid in harness.ranks_of(run.pid).values():
             os.kill(pid, signal.SIGKILL)
         run.communicate(timeout=harness.PATIENCE_S)

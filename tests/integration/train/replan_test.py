@@ -122,7 +122,7 @@ class Replan(either_node.NodeTest):
         # The change is logged at the end of a step, which may take longer than
         # the start of the second job.
         self.wait_until(lambda: self.changes(log) == 1,
-                        "the first does not make room")
+                        "the first job does not make room")
         report = self.finish(first, interrupt=True)
         self.finish(second, interrupt=True)
         self.assertLess(report["alpha"], 0.01)
@@ -138,7 +138,8 @@ class Replan(either_node.NodeTest):
         joined = self.finish(second)
         self.assertEqual(joined["steps"], 2)
         self.wait_until(lambda: not self.status(socket)["planning"] and
-                        self.changes(log) >= 2, "no change is taken")
+                        self.changes(log) >= 2,
+                        "the first job takes no changed plan")
         texts = [e["text"] for e in self.status(socket)["events"]]
         self.assertTrue(any("waits for" in t and "may give back" in t
                             for t in texts), texts)

@@ -174,7 +174,7 @@ class Resume(harness.TrainTest):
             with open(self.path("broken/checkpoint-6/" + plan),
                       encoding="utf-8") as file:
                 self.assertTrue(offsets_of(file.read()) == offsets_of(good),
-                                "the plan was not made anew")
+                                "no new plan was made")
             shutil.rmtree(self.path("broken"))
 
     def test_a_shard_of_another_rank_is_refused(self):
@@ -250,7 +250,7 @@ class Resume(harness.TrainTest):
                    "--save-every", "20"]
         first = self.start(command, stderr=subprocess.PIPE)
         self.wait_until(lambda: os.path.isdir(save + "/checkpoint-20"),
-                        "nothing is saved")
+                        "no checkpoint is saved")
         said = self.lines("--data", self.text, "--steps", "9", "--save", save,
                           "--resume", save, status=2)
         self.assertIn("another run is saving into it now", said[-1])

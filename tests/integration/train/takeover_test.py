@@ -67,7 +67,7 @@ class TakeOver(either_node.NodeTest):
             self.compare(socket, lambda done: self.kill_until(done, moments),
                          *more), 3)
         self.wait_until(lambda: self.leased(socket) == 0,
-                        "memory is left")
+                        "memory is still leased")
 
     def test_a_run_with_a_plan_is_bit_identical(self):
         self.compare_with_dying_daemons()
@@ -81,7 +81,7 @@ class TakeOver(either_node.NodeTest):
         def alone():
             found[:] = harness.running(program, folder)
             return len(found) == 1
-        self.wait_until(alone, f"not one {program} runs")
+        self.wait_until(alone, f"there is not exactly one {program}")
         return found[0]
 
     def end_all(self, folder):
@@ -91,7 +91,7 @@ class TakeOver(either_node.NodeTest):
             for pid in daemons:
                 os.kill(pid, signal.SIGTERM)
             return not daemons
-        self.wait_until(gone, "sluiced goes on")
+        self.wait_until(gone, "sluiced still runs")
 
     def test_a_run_is_bit_identical_if_the_keeper_dies(self):
         socket = self.keeper()
@@ -101,13 +101,13 @@ class TakeOver(either_node.NodeTest):
 
         def kill(done):
             time.sleep(1)
-            self.assertFalse(done.is_set(), "the run was too short")
+            self.assertFalse(done.is_set(), "the run ended before the kill")
             return harness.kill_if_there(self.one("sluiced-keeper", folder))
 
         self.assertEqual(self.compare(socket, kill), 1)
         self.assertEqual(self.one("sluiced", folder), daemon)
         self.wait_until(lambda: self.leased(socket) == 0,
-                        "memory is left")
+                        "memory is still leased")
 
     def test_a_run_goes_on_when_the_keeper_is_ended(self):
         socket = self.keeper()
@@ -117,13 +117,13 @@ class TakeOver(either_node.NodeTest):
              "--steps", "100000", "--socket", socket, "--data", self.text,
              "--log-jsonl", log])
         self.wait_until(lambda: len(harness.lines_of(log)) > 2,
-                        "it does not train")
+                        "the run does not train")
         self.end(self.keeper_process)
         self.assertEqual(self.keeper_process.returncode, 0)
         # The run keeps its mapped memory and continues.
         steps = len(harness.lines_of(log))
         self.wait_until(lambda: len(harness.lines_of(log)) > steps + 2,
-                        "it stands still")
+                        "the run stands still")
 
 
 if __name__ == "__main__":

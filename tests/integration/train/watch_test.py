@@ -99,7 +99,7 @@ class Watch(harness.TrainTest):
             if re.match(r"step 1/10 +\d+ % +layer", line):
                 break
         else:
-            self.fail("a step of over ten seconds said nothing")
+            self.fail("a step of over ten seconds printed no progress")
 
     def test_a_signal_before_the_first_step_ends_the_run(self):
         save = self.path("saved")

@@ -24,7 +24,8 @@ TEST(FillFractions, HasEveryClassAndKeepsGivenFractions) {
   EXPECT_EQ(filled.at("layer_input"), given.at("layer_input"));
   EXPECT_EQ(filled.at("norm2"), given.at("norm2"));
   EXPECT_EQ(filled.at("q"), (ClassFractions{0, 0.5}));
-  EXPECT_EQ(filled.at("lse"), (ClassFractions{0, 1})) << "it is not free";
+  EXPECT_EQ(filled.at("lse"), (ClassFractions{0, 1}))
+      << "lse is not a free class";
   EXPECT_TRUE(CheckFractions(filled, ThreeLayers()).ok());
 }
 

@@ -565,7 +565,7 @@ TEST(PlanValidate, PrintsEveryCellAndMeetsTheLimits) {
     EXPECT_THAT(words.out, HasSubstr(part));
   }
   EXPECT_THAT(words.out, Not(ContainsRegex("[TCSDP]P 1[ \n]")))
-      << "a degree of one is no parallelism";
+      << "a degree of 1 is left out";
   const ChildResult json = Plan("validate --json");
   EXPECT_EQ(json.exit_code, 0);
   const Json object = Json::parse(json.out);

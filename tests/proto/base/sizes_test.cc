@@ -32,7 +32,7 @@ TEST(Sizes, ANumberWithoutAUnitIsRefusedWithWhatToWrite) {
       ParseBytes("40"),
       StatusIs(kInvalid, AllOf(HasSubstr("names no unit"), HasSubstr("40GiB"),
                                HasSubstr("40GB"), HasSubstr("40B"))));
-  EXPECT_EQ(ParseBytes("0").value(), Bytes(0)) << "in any unit";
+  EXPECT_EQ(ParseBytes("0").value(), Bytes(0)) << "0 needs no unit";
 }
 
 TEST(Sizes, ABareGIsRefusedAsAmbiguous) {
@@ -68,7 +68,7 @@ TEST(Counts, KIsTwoToTheTenAndMTwoToTheTwenty) {
   EXPECT_EQ(ParseCount("4K").value(), 4096);
   EXPECT_EQ(ParseCount("1.5M").value(), 3 << 19);
   EXPECT_EQ(ParseCount("0.5k").value(), 512);
-  EXPECT_EQ(ParseCount("-5").value(), -5) << "the range is the flag's";
+  EXPECT_EQ(ParseCount("-5").value(), -5) << "each flag checks its own range";
   for (const char* text : {"", "K", "1.3K", "1.5", "4 K", "1G", "many", "--5",
                            "1e6", "99999999999M", "9999999999999999999999"}) {
     EXPECT_THAT(ParseCount(text),

@@ -70,7 +70,7 @@ TEST_F(SpareFdTest, AWaitingConnectionIsAcceptedThoughNoDescriptorIsLeft) {
   EXPECT_TRUE(taken);
   spare.Refill();  // no refill: `taken` is still open
   const UniqueFd none = spare.Take(listener_.get());
-  EXPECT_FALSE(none) << "nobody waits, and nothing is spare";
+  EXPECT_FALSE(none) << "no connection waits, and no descriptor is spare";
 }
 
 TEST_F(SpareFdTest, NothingIsAcceptedUntilTheSpareDescriptorIsBack) {

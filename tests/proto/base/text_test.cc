@@ -27,10 +27,10 @@ TEST(Printable, ReplacesInvalidUtf8ByteByByte) {
   EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");
   EXPECT_EQ(Printable("\xe2\x82z"), "??z");
   EXPECT_EQ(Printable("\xbf alone"), "? alone");
-  EXPECT_EQ(Printable("\xc0\xaf"), "??") << "longer than it need be";
-  EXPECT_EQ(Printable("\xe0\x80\xaf"), "???") << "longer than it need be";
-  EXPECT_EQ(Printable("\xed\xa0\x80"), "???") << "half of a pair";
-  EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "????") << "beyond the last one";
+  EXPECT_EQ(Printable("\xc0\xaf"), "??") << "an overlong encoding";
+  EXPECT_EQ(Printable("\xe0\x80\xaf"), "???") << "an overlong encoding";
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "???") << "half of a surrogate pair";
+  EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "????") << "beyond U+10FFFF";
 }
 
 TEST(PrintableLine, CutsALongTextAndKeepsItValid) {

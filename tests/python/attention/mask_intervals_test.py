@@ -40,7 +40,7 @@ MASKS = {
     "one row": (hf.causal_mask_function, 2, 1),
     "window": (hf.sliding_window_causal_mask_function(7), 1, 37),
     "window of one": (hf.sliding_window_causal_mask_function(1), 1, 37),
-    "window wider than all": (
+    "window wider than the mask": (
         hf.sliding_window_causal_mask_function(100), 1, 37),
     "chunked": (hf.chunked_causal_mask_function(
         8, torch.zeros(1, dtype=torch.long)), 1, 37),
@@ -53,7 +53,7 @@ MASKS = {
     "right padding": (padded(37, 20, length=37), 2, 37),
     "left padding": (padded(37, 37, length=37, left=torch.tensor(
         [[0], [21]])), 2, 37),
-    "left padding alike": (padded(37, length=37, left=9), 1, 37),
+    "equal left padding": (padded(37, length=37, left=9), 1, 37),
     "padding at both ends of a window": (padded(
         20, 37, length=37, left=9, function=(
             hf.sliding_window_causal_mask_function(7))), 2, 37),

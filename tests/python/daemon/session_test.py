@@ -92,7 +92,7 @@ def test_the_death_of_another_rank_is_reported_with_its_cause(daemon):
                                      rank=1)
             os.kill(os.getpid(), 9)
             """)
-        await_true("the death is told", lambda: told)
+        await_true("the death is reported", lambda: told)
     assert "rank 1" in told[0] and "signal 9" in told[0]
 
 

@@ -72,7 +72,8 @@ def test_processes_of_a_user_share_one_daemon(folder):
     end(first, second)
     assert processes_of(str(folder)) == [pid]
     end(third)
-    await_true("it ends after the last", lambda: not is_running(pid))
+    await_true("the daemon ends after the last session",
+               lambda: not is_running(pid))
 
 
 def test_a_later_job_uses_the_idle_daemon(folder, monkeypatch):
@@ -90,7 +91,7 @@ def test_a_killed_job_ends_its_daemon_and_the_next_starts_one(folder):
     [pid] = processes_of(str(folder))
     child.kill()
     child.communicate()
-    await_true("it ends", lambda: not is_running(pid))
+    await_true("the daemon ends", lambda: not is_running(pid))
     again = start(TELLS)
     assert told(again)[0] == str(folder / "session.sock")
     assert processes_of(str(folder)) != [pid]

@@ -59,7 +59,7 @@ def test_a_daemon_starts_where_only_its_user_is_mapped(map_to):
     """As in Apptainer and bwrap, where root's /tmp belongs to an unknown user.
     """
     if map_to == "--map-current-user" and os.geteuid() == 65534:
-        pytest.skip("a user who looks like one that is not mapped")
+        pytest.skip("uid 65534 looks like a user that is not mapped")
     ran = run_in("unshare", "--user", map_to)
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
@@ -153,7 +153,7 @@ def test_a_private_daemon_keeps_to_a_parent_cgroups_limit():
                                          "/sys/fs/cgroup")
                    if os.access(folder + "/cgroup.procs", os.W_OK)), None)
     if folder is None:
-        pytest.skip("there is no cgroup that this user may divide")
+        pytest.skip("this user may write to no cgroup")
     above = pathlib.Path(folder, f"sluice-test-{os.getpid()}")
     own = above / "own"
     own.mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_a_private_daemon_keeps_to_a_parent_cgroups_limit():
         limit = [file for name in ("memory.max", "memory.limit_in_bytes")
                  if (file := above / name).exists()]
         if not limit:
-            pytest.skip("the memory controller is not there")
+            pytest.skip("the cgroup has no memory controller")
         limit[0].write_text(str(2 * GIB))
         ran = run_in("sh", "-c", f'echo $$ > {own}/cgroup.procs && exec "$@"',
                      "sh", code="""
@@ -170,7 +170,8 @@ def test_a_private_daemon_keeps_to_a_parent_cgroups_limit():
         """)
         assert 0 < int(ran.stdout) <= GIB, ran.stderr
     finally:
-        await_true("all end", lambda: not (own / "cgroup.procs").read_text())
+        await_true("all processes end",
+                   lambda: not (own / "cgroup.procs").read_text())
         own.rmdir()
         above.rmdir()
 

@@ -304,8 +304,8 @@ def between(model):
 
 CALLS = {
     "hidden states of all layers": lambda _: {"output_hidden_states": True},
-    "a hook that came later": late_hook,
-    "something between layers": between,
+    "a hook added later": late_hook,
+    "a hook between layers": between,
 }
 
 

@@ -15,7 +15,7 @@ from sluice import Unsupported
 from sluice.node.carried_state import BLOCK
 
 if "update_conv_state" not in vars(transformers.Cache):
-    pytest.skip("this transformers hands no states on",
+    pytest.skip("this transformers has no Cache.update_conv_state",
                 allow_module_level=True)
 
 # Gated delta rules, KDA, Mamba-2, in addition to attention and in place of it,

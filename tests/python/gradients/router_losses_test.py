@@ -21,7 +21,7 @@ EXPERTS = dict(num_experts_per_tok=2, router_aux_loss_coef=0.3)
 KINDS = {
     "mixtral": ("mixtral", dict(num_local_experts=4)),
     "sinks": ("gpt_oss", dict(num_local_experts=4, sliding_window=24)),
-    "dense layers among them": ("qwen3_moe", dict(
+    "some dense layers": ("qwen3_moe", dict(
         num_experts=4, moe_intermediate_size=24, num_hidden_layers=3,
         mlp_only_layers=[1])),
     "shared experts": ("qwen2_moe", dict(

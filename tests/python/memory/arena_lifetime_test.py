@@ -98,14 +98,14 @@ def test_a_finished_copys_tensor_is_released_without_a_wait(slow_arena):
         slow_arena.put(torch.empty(4))
         return gone() is None
 
-    await_true("what a done copy used is let go of", is_let_go_of)
+    await_true("the tensor of a finished copy is released", is_let_go_of)
     assert len(slow_arena._copies.in_flight[1].held) < IN_FLIGHT_COPIES // 2
     assert slow_arena._copies.engine.stats().stall_seconds == 0
 
 
 def test_a_reached_ticket_does_not_replace_a_wait(slow_arena):
     host = slow_arena.put(torch.empty(4))
-    await_true("it is written",
+    await_true("the host tensor is written",
                lambda: slow_arena._copies.is_reached(host._written))
     assert slow_arena._copies.in_flight[1].settled == 0
 
@@ -236,7 +236,8 @@ def test_an_arena_outlives_its_killed_daemon(daemon, arena):
     tensor = values((1000, 100), torch.float32)
     host = arena.put(tensor)
     os.kill(daemon.pid, signal.SIGKILL)
-    await_true("the session notices", lambda: not lease_works(arena.session))
+    await_true("the session notices the daemon's death",
+               lambda: not lease_works(arena.session))
     assert torch.equal(arena.get(host, "cpu"), tensor)
     more = arena.put(tensor + 1)  # the slab has room
     arena.add(more, tensor)

@@ -37,7 +37,7 @@ def line_of_rank_0():
 def connected_as_1(line, to, token):
     rank = socket.create_connection(to)
     rank.sendall(f"{token} 1\n".encode())
-    await_true("it has its rank", lambda: any(
+    await_true("the connection is known as rank 1", lambda: any(
         peer.rank == 1 for peer in line._peers))
     return rank
 
@@ -55,7 +55,7 @@ def test_invalid_data_from_a_stranger_does_not_end_the_watch(written):
         with socket.create_connection(to) as flood:
             flood.sendall(written)
             connected_as_1(line, to, token).close()
-            await_true("it is told", lambda: hears.told)
+            await_true("the end of rank 1 is reported", lambda: hears.told)
             flood.setblocking(False)
             try:
                 closed = flood.recv(1) == b""

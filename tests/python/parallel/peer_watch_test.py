@@ -116,7 +116,7 @@ def test_a_reported_death_does_not_wait_for_the_next_check():
     ranks, before = stub(within=1), time.monotonic()
     watch = watch_of(ranks, lambda: "")
     watch.peer_died("rank 1: killed by signal 9")
-    await_true("it is told", lambda: ranks.failed is not None)
+    await_true("the death is reported", lambda: ranks.failed is not None)
     assert time.monotonic() - before < 0.5
     assert "killed by signal 9" in str(ranks.failed)
 

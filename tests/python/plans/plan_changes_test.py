@@ -98,7 +98,7 @@ def test_ranks_with_different_offers_keep_running():
 
 def test_the_board_is_not_read_without_an_offer():
     def board():
-        raise AssertionError("nothing is to be told")
+        raise AssertionError("the board was read without an offer")
 
     changes = Changes("job", 0, board)
     assert [changes.step(i, None) for i in range(3)] == [None] * 3

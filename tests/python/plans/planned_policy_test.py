@@ -217,7 +217,7 @@ def test_ranks_of_a_job_are_planned_together(daemon, session):
     threads = [threading.Thread(target=ask, args=[r]) for r in ranks]
     threads[0].start()
     threads[0].join(0.3)
-    assert threads[0].is_alive(), "it did not wait for the other rank"
+    assert threads[0].is_alive(), "rank 0 did not wait for rank 1"
     threads[1].start()
     for thread in threads:
         thread.join(30)
@@ -278,4 +278,4 @@ def test_a_wait_for_a_plan_names_the_missing_ranks_and_ends_by_ctrl_c(
     child.send_signal(signal.SIGINT)
     out, err = child.communicate(timeout=30)
     assert (out, err, child.returncode) == ("stopped\n", "", 0)
-    assert time.monotonic() - began < 20, "it waited for the plan"
+    assert time.monotonic() - began < 20, "the interrupt did not end the wait"

@@ -202,7 +202,7 @@ def test_a_new_probe_changes_no_random_state_and_no_gradient(stream):
 @pytest.mark.parametrize("hidden", ["device", "host"])
 def test_custom_layers_are_probed_again(session, sample, hidden):
     if hidden == "host" and not sample:
-        pytest.skip("is refused in stream()")
+        pytest.skip('hidden="host" needs a sample')
     model = titan()
     plain = copy.deepcopy(model)
     expected = graded(plain, tokens())

@@ -120,8 +120,8 @@ def test_a_mixing_forward_on_one_instance_runs_whole(session):
     whole(session, model, [1])
 
 
-@pytest.mark.xfail(strict=True, reason="the probe has 70 rows: what begins "
-                   "after them is not met, a shift by 100 rows, a scale from "
+@pytest.mark.xfail(strict=True, reason="the probe has 70 rows and misses "
+                   "effects of later rows: a shift by 100 rows, a scale from "
                    "x.shape[1], a capacity of at least 128")
 def test_mixing_of_rows_that_no_probe_reaches_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + shift(x, 100)))
@@ -139,7 +139,8 @@ def test_a_mixing_hook_registered_after_stream_is_refused(session):
         stream.unstream()
 
 
-@pytest.mark.xfail(strict=True, reason="within the probe's limit of 2e-5")
+@pytest.mark.xfail(strict=True,
+                   reason="the effect is below the probe's limit of 2e-5")
 def test_a_very_faint_token_shift_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + 1e-6 * shift(x)))
 

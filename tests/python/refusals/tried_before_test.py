@@ -53,7 +53,7 @@ def tried(session, monkeypatch):
 
 
 def refuse(*_):
-    raise sluice.Unsupported("layer", "it is tried again")
+    raise sluice.Unsupported("layer", "the layer is probed again")
 
 
 def test_an_equal_model_is_exact_without_a_probe(tried):
@@ -70,11 +70,11 @@ def test_an_equal_model_is_exact_without_a_probe(tried):
 def test_a_model_with_other_settings_is_probed(tried):
     for changes in dict(rms_norm_eps=1e-5), dict(attention_bias=True), dict(
             num_hidden_layers=3), dict(rope_theta=5000.0):
-        with pytest.raises(sluice.Unsupported, match="tried again"):
+        with pytest.raises(sluice.Unsupported, match="probed again"):
             tried(tiny(**changes))
     model = tiny()
     model.model.layers[1].mlp.requires_grad_(False)
-    with pytest.raises(sluice.Unsupported, match="tried again"):
+    with pytest.raises(sluice.Unsupported, match="probed again"):
         tried(model)
 
 

@@ -99,7 +99,7 @@ def test_a_hanging_layer_is_named_during_the_hang(
         if quiet:
             time.sleep(0.6)
         else:
-            await_true("that nothing moves is said", is_said)
+            await_true("the standstill is reported", is_said)
 
     model.model.layers[1].mlp.register_forward_pre_hook(hang)
     stream = sluice.stream(model, session=session, chunk=16, quiet=quiet,

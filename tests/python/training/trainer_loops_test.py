@@ -91,12 +91,12 @@ LOOPS = {
     "trainer, flattened": (trainer(DataCollatorWithFlattening(
         return_flash_attn_kwargs=True, return_seq_idx=True)), False),
     "sft, accumulating": (sft(gradient_accumulation_steps=2), False),
-    "sft, after it was made": (sft(), True),
+    "sft, streamed late": (sft(), True),
     "sft, packed": (sft(packing=True), False),
     "sft, padding-free": (sft(padding_free=True, max_length=None), False),
     "sft, its dft loss": (sft(loss_type="dft"), False),
     "sft, lora": (sft(lora()), False),
-    "sft, lora, packed, after it was made": (sft(lora(), packing=True), True),
+    "sft, lora, packed, streamed late": (sft(lora(), packing=True), True),
     "sft, lora on the embedding, head saved": (sft(lora(
         target_modules=["v_proj", "embed_tokens"],
         modules_to_save=["lm_head"])), False),

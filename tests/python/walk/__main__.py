@@ -14,10 +14,10 @@ def _arguments() -> argparse.Namespace:
         prog="python -m walk",
         description="Judges sluice.stream on every causal language model of "
         "transformers, each a tiny random one on the CPU: exact, refused or "
-        "unbuilt. Ends with 1 where one is wrong or failed.",
+        "unbuilt. Ends with 1 if one is wrong or failed.",
         epilog="examples:\n"
         "  python -m walk llama gpt2              two names, rows to stdout\n"
-        "  python -m walk --plain-only            which can be built at all\n"
+        "  python -m walk --plain-only            which models can be built\n"
         "  python -m walk --markdown walk/transformers-5.23.0.md",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -26,20 +26,22 @@ def _arguments() -> argparse.Namespace:
         "--transformers-path", metavar="DIR",
         help="folder to import transformers from, before the installed one",
     )
-    parser.add_argument("--json", metavar="FILE", help="write all rows there")
-    parser.add_argument("--markdown", metavar="FILE", help="write the table")
+    parser.add_argument("--json", metavar="FILE",
+                        help="write all rows to this file")
+    parser.add_argument("--markdown", metavar="FILE",
+                        help="write the table to this file")
     parser.add_argument("--update", metavar="FILE",
-                        help="put the rows in the place of theirs in a table")
+                        help="replace the rows of these models in a table")
     parser.add_argument("--jobs", type=int, default=1, metavar="N",
-                        help="names at a time (default 1)")
+                        help="models judged at a time (default 1)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S",
-                        help="seconds a name may take (default 120)")
+                        help="limit for each model, in seconds (default 120)")
     parser.add_argument("--plain-only", action="store_true",
                         help="build and run the plain models, stream nothing")
     parser.add_argument("--long", action="store_true",
                         help="8,400 tokens in chunks of 1,024 (long.py)")
     parser.add_argument("--trace", action="store_true",
-                        help="print the traceback of what failed")
+                        help="print the traceback of each failure")
     return parser.parse_args()
 
 

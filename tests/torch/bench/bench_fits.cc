@@ -93,7 +93,7 @@ std::vector<Entry> Measure() {
                        "{:.2f} s",
                        kSequence, all, Median(keep_all))},
           {"fits moved", double((moved.h2d + moved.d2h).count()), "bytes", 0.0,
-           true, "by all of those steps together"}};
+           true, "copied by all streamed steps together"}};
 }
 
 }  // namespace

@@ -91,7 +91,7 @@ std::vector<Entry> Overlap() {
                    kChunk, Median(streamed_s), Median(resident_s), 100 * share,
                    FormatBytes(in), FormatBytes(out), speed / 1e9)},
       {"overlap attention share", share, "of compute", 0.8, false,
-       "with less the overlap figure would not count"}};
+       "below the target, the overlap figure says nothing"}};
 }
 
 // Each round sets the link's speed by the resident run before it, and compares

@@ -84,7 +84,7 @@ double ErrorOf(const at::Tensor& got, const at::Tensor& truth) {
 class AttentionKernels : public ::testing::TestWithParam<Shape> {
  protected:
   void SetUp() override {
-    if (!OnCuda()) GTEST_SKIP() << "kernels of a GPU";
+    if (!OnCuda()) GTEST_SKIP() << "only a GPU has these kernels";
     at::manual_seed(7);
   }
 };
@@ -149,7 +149,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 TEST(AttentionKernel, RefusesUnsupportedHeadsAndTypesByItsName) {
-  if (!OnCuda()) GTEST_SKIP() << "kernels of a GPU";
+  if (!OnCuda()) GTEST_SKIP() << "only a GPU has these kernels";
   const at::Device gpu = TestNode(1, 0, 0).device();
   const Backend& backend = **FindBackend(gpu);
   const std::string name = backend.KernelName(kBf16, 64);

@@ -28,7 +28,7 @@ DEFECTS = {
         ("[&] { work->wait(); }", "[] {}"),
     "operations that were begun outlive the ranks":
         ("    AwaitBegun().IgnoreError();\n", ""),
-    "the result of a reduce-scatter is elsewhere":
+    "the result of a reduce-scatter is in the wrong place":
         ("options_.rank * size", "0 * size"),
     "an operation begins without a check":
         ("(CheckSendable(what, tensor));\n" + ASKED,
@@ -43,29 +43,29 @@ DEFECTS = {
     "a strided tensor is sent":
         ("if (tensor.is_contiguous()) return absl::OkStatus();",
          "return absl::OkStatus();"),
-    "the communicator of another GPU is asked":
+    "Check() asks the communicator of another GPU":
         ("    const c10::cuda::CUDAGuard guard(options_.device);\n", ""),
-    "a communicator that is not there is asked":
+    "Check() asks a communicator that was never made":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!aborted_.ok()) return aborted_;"),
-    "an aborted communicator is asked":
+    "Check() asks an aborted communicator":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!connected_) return aborted_;"),
-    "a communicator that was made is not remembered":
+    "Check() asks no communicator":
         ("      connected_ = true;\n", ""),
-    "NCCL's error is passed over":
+    "Check() ignores NCCL's asynchronous error":
         ("if (asked == ncclSuccess &&\n"
          "          (error == ncclSuccess || error == ncclInProgress)) {",
          "if (asked == ncclSuccess) {"),
-    "a lost GPU is taken for another rank's end":
+    "a lost GPU is reported as another rank's end":
         ("if (!gpu.ok()) {", "if (false) {"),
-    "a good end is left to c10d, which aborts":
+    "a clean end does not shut c10d down, so c10d aborts":
         ("[&] { group_->shutdown(); }", "[] {}"),
     "an abort aborts nothing":
         ("[&] { group_->abort(); }", "[] {}"),
-    "an abort is not remembered":
+    "an abort leaves no error behind":
         ("      aborted_ = CausedByPeer(absl::UnavailableError(why));\n", ""),
-    "a later reason takes the place of the first":
+    "a later reason replaces the first":
         ("      if (!aborted_.ok()) return;\n      aborted_", "      aborted_"),
     "host tensors are summed by NCCL":
         ("    if (tensor.is_cpu()) return host_->SumAll(tensor);\n", ""),
@@ -76,9 +76,9 @@ DEFECTS = {
          ""),
     "host tensors are exchanged by NCCL":
         ("    if (send.is_cpu()) {\n", "    if (false) {\n"),
-    "an operation that fails is not asked for the reason":
+    "a failed operation does not look for an abort":
         (ASKED + "    return Failed(", "    return Failed("),
-    "a thread that aborts frees what another asks":
+    "an abort frees the communicator that Check() is using":
         ("    const MutexLock lock(mutex_);\n"
          "    if (!aborted_.ok() || !connected_)",
          "    if (!aborted_.ok() || !connected_)"),
@@ -86,10 +86,10 @@ DEFECTS = {
 
 # Name -> why no test can detect it.
 SURVIVORS = {
-    "an operation that fails is not asked for the reason":
-        "the abort would have to come while the operation is issued",
-    "a thread that aborts frees what another asks":
-        "the fakes see no races of host threads; `./dev lint` does "
+    "a failed operation does not look for an abort":
+        "the abort would have to come while NCCL issues the operation",
+    "an abort frees the communicator that Check() is using":
+        "the fakes find no races of host threads; `./dev lint` does "
         "(-Wthread-safety)",
 }
 
@@ -97,8 +97,8 @@ SURVIVORS = {
 def mutated(text, name):
     old, new = DEFECTS[name]
     if text.count(old) != 1:
-        sys.exit(f"error: {SOURCE} has {text.count(old)} times what "
-                 f"'{name}' removes:\n{old}")
+        sys.exit(f"error: {SOURCE} must have once, and has "
+                 f"{text.count(old)} times, what '{name}' removes:\n{old}")
     return text.replace(old, new)
 
 
@@ -162,7 +162,7 @@ def main():
         text = file.read()
     # The unchanged module must pass, so that failures come from the removal.
     if build.found(text):
-        sys.exit("error: it fails with nothing removed")
+        sys.exit("error: nccl_ranks_test fails with nothing removed")
     wanted = sys.argv[2:] or list(DEFECTS)
     wrong, survived = [], 0
     for name in wanted:
@@ -172,7 +172,7 @@ def main():
         if not found and name not in SURVIVORS:
             wrong.append(f"not found: {name}")
         if found and name in SURVIVORS:
-            wrong.append(f"found, and listed as a survivor: {name}")
+            wrong.append(f"found, but listed in SURVIVORS: {name}")
     print(f"{len(wanted)} removals, {len(wanted) - survived} found, {survived} "
           f"survive")
     print("\n".join(wrong))

@@ -81,7 +81,7 @@ Port Listen() {
   auto* const address = reinterpret_cast<sockaddr*>(&at);
   Require(bind(port.fd, address, size) == 0 && listen(port.fd, 8) == 0 &&
               getsockname(port.fd, address, &size) == 0,
-          "no port");
+          "there is no free port");
   port.number = ntohs(at.sin_port);
   return port;
 }
@@ -152,7 +152,8 @@ class Rank {
     Require(host.status());
     host_ = *std::move(host);
     const auto none = runtime::ConnectDevice(options, host_.get());
-    Require(none.ok() && *none == nullptr, "the CPU's tensors by another way");
+    Require(none.ok() && *none == nullptr,
+            "ConnectDevice made ranks for the CPU");
     options.device =
         at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(rank_));
     options.timeout_s = timeout_s_;
@@ -176,20 +177,20 @@ class Rank {
 void Rank::Exchange() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));
-  Require(Read(sum) == std::vector<float>(kCount, 3), "sum over ranks");
+  Require(Read(sum) == std::vector<float>(kCount, 3), "wrong sum over ranks");
   at::Tensor root = Make(Own());
   Require(ranks_->SumTo(root, 1));
   Require(rank_ == 0 || Read(root) == std::vector<float>(kCount, 3),
-          "sum to one rank");
+          "wrong sum to one rank");
   at::Tensor same = Make(Own());
   Require(ranks_->Broadcast(same, 1));
-  Require(Read(same) == std::vector<float>(kCount, 2), "broadcast");
+  Require(Read(same) == std::vector<float>(kCount, 2), "wrong broadcast");
   at::Tensor halves = Make(Own());
   Require(ranks_->BeginSumScatter(halves));
   Require(ranks_->BeginGather(halves));
   Require(ranks_->AwaitBegun());
   Require(Read(halves) == std::vector<float>(kCount, 3),
-          "reduce-scatter, then all-gather");
+          "wrong result of reduce-scatter and all-gather");
   // The parts are uneven, and rank 1 sends nothing to itself.
   const std::vector<int64_t> sent = rank_ == 0 ? std::vector<int64_t>{300, 700}
                                                : std::vector<int64_t>{1000, 0};
@@ -202,7 +203,7 @@ void Rank::Exchange() {
   Require(ranks_->AllToAll(to, received, from, sent));
   std::vector<float> expected(static_cast<size_t>(received[0]), 1);
   expected.resize(static_cast<size_t>(received[0] + received[1]), 2);
-  Require(Read(to) == expected, "all-to-all");
+  Require(Read(to) == expected, "wrong all-to-all");
   ExchangeOnHost();
   ExpectRefusals();
   HostWait();
@@ -219,19 +220,19 @@ void Rank::ExchangeOnHost() {
   const std::vector<float> own = {1.0F + static_cast<float>(rank_), 0};
   values = own;
   Require(ranks_->SumAll(host));
-  Require(values[0] == 3, "sum on the host");
+  Require(values[0] == 3, "wrong sum on the host");
   values = own;
   Require(ranks_->Broadcast(host, 1));
-  Require(values[0] == 2, "broadcast on the host");
+  Require(values[0] == 2, "wrong broadcast on the host");
   values = own;
   Require(ranks_->SumTo(host, 1));
-  Require(rank_ == 0 || values[0] == 3, "sum to one rank on the host");
+  Require(rank_ == 0 || values[0] == 3, "wrong sum to one rank on the host");
   values = own;
   Require(ranks_->AllToAll(at::from_blob(received.data(), {2}, at::kFloat),
                            {1, 1}, host, {1, 1}));
   Require(received == (rank_ == 0 ? std::vector<float>{1, 2}
                                   : std::vector<float>{0, 0}),
-          "all-to-all on the host");
+          "wrong all-to-all on the host");
 }
 
 // All ranks refuse these operations, so none is issued.
@@ -241,10 +242,10 @@ void Rank::ExpectRefusals() {
   };
   std::vector<float> values(kCount);
   at::Tensor strided = Make(Own()).view({10, kCount / 10}).t();
-  refused(ranks_->SumAll(strided), "a strided tensor");
+  refused(ranks_->SumAll(strided), "accepted a strided tensor");
   refused(ranks_->AllToAll(at::from_blob(values.data(), {kCount}, at::kFloat),
                            {500, 500}, Make(Own()), {500, 500}),
-          "to the host from a GPU");
+          "accepted an all-to-all from a GPU to the host");
 }
 
 // Without the abort, this rank would make a communicator and wait in it for the
@@ -253,14 +254,15 @@ void Rank::AbortFirst() {
   ranks_->Abort("rank 0 of job demo: ended");
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum).code() == absl::StatusCode::kUnavailable,
-          "a sum after an abort");
+          "a sum after an abort did not fail");
 }
 
 // The other rank never joins the operation that this rank has started.
 void Rank::AwaitNobody() {
   at::Tensor sum = Make(Own());
   const absl::Status alone = ranks_->SumAll(sum);
-  Require(IsCausedByPeer(alone), "a sum of one rank");
+  Require(IsCausedByPeer(alone),
+          "a missing rank was not reported as the cause");
   std::cout << alone.message() << std::endl;
 }
 
@@ -282,12 +284,13 @@ void Rank::AwaitAbort() {
   std::cout << "waits" << std::endl;
   HostWait();
   daemon.join();
-  Require(!ranks_->Check().ok(), "after an abort all is well");
+  Require(!ranks_->Check().ok(), "Check() reports no abort");
   const absl::Status later = ranks_->SumAll(sum);
-  Require(IsCausedByPeer(later), "a later sum");
+  Require(IsCausedByPeer(later),
+          "a sum after an abort did not report the abort");
   std::cout << later.message() << std::endl;
   ranks_->Abort("another reason");
-  Require(ranks_->Check() == later, "the first reason stays");
+  Require(ranks_->Check() == later, "a later reason replaced the first");
 }
 
 // The other rank is killed while a sum that this rank has begun waits for it.
@@ -315,7 +318,7 @@ void Rank::AwaitError() {
   std::cout << "waits" << std::endl;
   HostWait();
   const absl::Status ended = ranks_->Check();
-  Require(IsCausedByPeer(ended), "a dead rank");
+  Require(IsCausedByPeer(ended), "the dead rank was not reported as the cause");
   std::cout << ended.message() << std::endl;
   ranks_->Abort("a peer has died");
 }
@@ -328,7 +331,8 @@ void Rank::LoseGpu() {
   std::cout << "joined" << std::endl;
   AwaitFile(folder_ + "/lost");
   const absl::Status ended = ranks_->SumAll(sum);
-  Require(!ended.ok() && !IsCausedByPeer(ended), "not its own fault");
+  Require(!ended.ok() && !IsCausedByPeer(ended),
+          "a lost GPU was reported as another rank's end");
   std::cout << ended.message() << std::endl;
 }
 

@@ -165,7 +165,8 @@ TEST_P(EachWait, IsFoundIfItIsRemovedAndNeeded) {
     }
     NotedWaits same;
     const std::string findings = Run(removed, &same);
-    ASSERT_EQ(same.names, step.names) << "a step asks for others each time";
+    ASSERT_EQ(same.names, step.names)
+        << "a step makes different waits in each run";
     if (findings.find("race: ") != std::string::npos) {
       ++found;
     } else {

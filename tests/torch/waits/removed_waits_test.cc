@@ -100,7 +100,9 @@ TEST_P(RemovedWaits, AreEachFoundAsARaceOrListedAsImplied) {
   EXPECT_EQ(Run({}, &made), "");
   EXPECT_EQ(Run(implied, &made), "");
   for (const StepWait& wait : implied) {
-    EXPECT_TRUE(made.contains(wait)) << "not made any more: " << WaitName(wait);
+    EXPECT_TRUE(made.contains(wait))
+        << "listed as implied, but the step no longer makes it: "
+        << WaitName(wait);
   }
   for (const StepWait& wait : made) {
     if (implied.contains(wait)) continue;

@@ -370,7 +370,8 @@ TEST(DaemonAdmin, ABudgetBindsAtOnceAndIsRefusedBelowWhatIsUsed) {
 
 // Guards against an answer that nothing was changed although the file was.
 TEST(DaemonAdmin, ABudgetHoldsWithDataLossIfItsFolderCannotBeSynced) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root may start it as another user";
+  if (geteuid() != 0)
+    GTEST_SKIP() << "only root can start sluiced as another user";
   constexpr uid_t kNobody = 65534;
   const TempDir kept;
   // Files can be made in the folder, but opening the folder to sync it fails.

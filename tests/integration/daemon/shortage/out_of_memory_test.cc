@@ -28,7 +28,8 @@ rlim_t AddressSpaceOf(pid_t pid) {
 // The daemon refuses requests that need more memory. If even a refusal needs
 // too much, the daemon dies, and the next one continues.
 TEST(OutOfMemory, RefusesNewClientsAndKeepsAttachedOnes) {
-  if (kThreadSanitizer) GTEST_SKIP() << "it needs terabytes of addresses";
+  if (kThreadSanitizer)
+    GTEST_SKIP() << "ThreadSanitizer needs terabytes of address space";
   KeptDaemon daemon;
   daemon.Start();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
