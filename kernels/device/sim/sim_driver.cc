@@ -207,7 +207,8 @@ class SimDriver final : public Driver {
 
   absl::Status DestroyStream(Stream stream) override {
     SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-    // Outlives `lock`, because the destructor waits for the stream's work.
+    // Declared before `lock`, so that the stream's destructor, which waits for
+    // its work, runs without the lock.
     std::shared_ptr<SimStream> ends;
     const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
@@ -397,7 +398,8 @@ class SimDriver final : public Driver {
   struct EventEntry {
     bool timed = false;
     DeviceIndex gpu;  // GPU of the last recording
-    // Null if it is complete: never recorded, or untimed on a compute stream.
+    // Null if the event counts as complete: never recorded, or without timing
+    // and recorded on a compute stream.
     CompletionPointer record;
   };
 
