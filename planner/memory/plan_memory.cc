@@ -41,7 +41,8 @@ struct PortfolioOptions {
   absl::Time deadline;
   // The arms end at a plan with a peak of at most `goal`, which is >= max_live.
   int64_t goal = 0;
-  // Whether a plan above the goal is useless, so that arms try nothing else.
+  // Whether a plan above the goal is useless, so that the arms only look for
+  // plans that meet the goal.
   bool goal_is_capacity = false;
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
@@ -305,7 +306,7 @@ Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options) {
   return KnownOf(whole, options.goal, options);
 }
 
-// Improves `known` by running the other arms on each piece of the problem.
+// Improves `known` by running the later arms on each piece of the problem.
 void RunPieces(const Problem& problem, const PortfolioOptions& options,
                Knowledge* known) {
   Pieces pieces = Decompose(problem);
@@ -374,8 +375,9 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   int64_t left = kMostBytes;
   for (const plan::Buffer& b : trace.buffers) {
     if (b.lower >= b.upper) {
-      return absl::InvalidArgumentError(fmt::format(
-          "buffer {} lives in [{}, {}): nothing", b.id, b.lower, b.upper));
+      return absl::InvalidArgumentError(
+          fmt::format("buffer {} lives in [{}, {}), an empty range", b.id,
+                      b.lower, b.upper));
     }
     if (b.size < Bytes(0)) {
       return absl::InvalidArgumentError(

@@ -15,7 +15,8 @@
 namespace sluice::planner {
 namespace {
 
-// An item in a sweep's time, which runs backward in one of the halves.
+// An item in a sweep's time, which runs backward in the sweep from the peak to
+// the start of the trace.
 struct Stay {
   int32_t begin;
   int32_t end;

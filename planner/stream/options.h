@@ -1,4 +1,5 @@
-// The options of one rank's streamed step, from which this folder computes.
+// The options of one rank's streamed step, the input of this folder's
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +25,7 @@ constexpr int64_t ElementBytes(Dtype dtype) {
 enum class BackwardOrder { kKeysOuter, kQueriesOuter };
 
 // Returns whether a step of that order stores the class. The gradients of the
-// side that stays are not a class.
+// outer side stay in HBM and are not a class.
 bool HasClass(BackwardOrder order, Class which);
 
 struct StreamOptions {

@@ -60,7 +60,8 @@ LayerTraffic CountTraffic(const StreamShape& shape);
 // bound.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// Returns the bytes, both ways, that attention's blocks copy in a backward.
+// Returns the bytes that attention's blocks copy in one layer's backward, in
+// and out.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
 // Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);

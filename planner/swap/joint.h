@@ -45,7 +45,7 @@ struct TensorForms {
 // The LP, and the meaning of its columns and rows.
 struct JointRows {
   std::vector<CapacityRow> capacities;
-  std::vector<std::vector<TensorForms>> tensors;  // rank, tensor
+  std::vector<std::vector<TensorForms>> tensors;  // by rank and tensor
   LinearProgram program;
   // Columns: the sum of excesses and the three objectives. Each has a unit that
   // makes its value about 1.
@@ -62,8 +62,10 @@ struct JointRows {
     // for a rank with one kind.
     std::vector<int> kinds;
   };
-  std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // rank, direction
-  int kinds_sum = 0;  // sum of the kinds' columns
+  std::vector<std::map<CapacityRow::Kind, Rate>>
+      rates;  // by rank, then direction
+  // Column of the sum of all Rate::kinds; 0 if there are none.
+  int kinds_sum = 0;
   std::unique_ptr<LinearSolver> solver;
 };
 
@@ -75,9 +77,9 @@ JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 // Builds and solves the LP of one problem. Thread safety: none.
 class JointProgram {
  public:
-  // `problem` must have passed CheckNodeSwap and outlive the program. If
-  // `hidden`, a program that Solve has solved, is given, builds the program of
-  // SolveWithStalls, which starts from the basis of `hidden`.
+  // `problem` must have passed CheckNodeSwap and outlive the program. Without
+  // `hidden`, the program is for Solve. With `hidden`, which Solve has solved,
+  // the program is for SolveWithStalls and starts from the basis of `hidden`.
   explicit JointProgram(const NodeSwapProblem& problem,
                         const JointProgram* hidden = nullptr);
 
@@ -89,8 +91,8 @@ class JointProgram {
     std::vector<double> excess;
   };
   // Solves the program without stalls. `known` has the objectives of another
-  // plan that fits, or is null. The answer is never worse, not even by
-  // rounding.
+  // plan that fits, or is null. The answer is never worse than that plan, not
+  // even by rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
   // Solves the program with copies that may take longer than their windows.
