@@ -27,7 +27,8 @@ struct Cost {
   absl::Duration p50, p99, max;
   absl::Duration newcomer;  // time to connect, attach and lease
   absl::Duration metrics;   // time of GET /metrics
-  Bytes memory;             // VmHWM - RssShmem
+  Bytes memory;             // the daemon's VmHWM - RssShmem
+  // What the attackers left in the daemon.
   int left_sessions = 0, left_descriptors = 0;
   Bytes left_memory;  // leased or quarantined
 };
@@ -41,10 +42,12 @@ class Scene {
   RunningDaemon& daemon() { return *daemon_; }
 
   // Runs `attack` as user `uid` in a process of its own, and returns once the
-  // attack has printed "ready". It goes on until it is killed.
+  // attack has printed "ready". The attack goes on until Suffer kills its
+  // process.
   void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
-  // Measures the honest client during the attack. Then kills the attackers, and
-  // counts what is left of them once nothing is, or after 30 s.
+  // Measures the honest client during the attack. Then kills the attackers,
+  // waits up to 30 s until nothing of them is left in the daemon, and counts
+  // what is left.
   Cost Suffer(const std::string& name);
 
  private:
