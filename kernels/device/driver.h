@@ -142,7 +142,6 @@ class Driver {
   // Returns cuMemGetInfo's figures, or for host memory the machine's. On sim,
   // memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
-  // Returns the kind that was chosen when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
   // Returns the bytes that other processes hold, by place: the used bytes minus
   // those of this process's handles. On sim a daemon finds memory that ranks of
@@ -236,10 +235,9 @@ class Driver {
 
   // --- copies and kernels --------------------------------------------------
   // Copies in stream order; on sim at the speed of the device's link in that
-  // direction. After a copy has failed, every later call on the stream returns
-  // its error. Both ranges stay valid until the copy is done. Sim checks that a
-  // part inside its reservations is mapped with access, and does not check
-  // other addresses.
+  // direction. If a copy fails, every later call on its stream returns the
+  // error. Both ranges stay valid until the copy is done. Sim checks that
+  // addresses inside its reservations are mapped with access.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
   // Fills GPU memory or pinned host memory with `value` in stream order. Errors

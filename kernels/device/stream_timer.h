@@ -47,8 +47,8 @@ class StreamTimer {
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 
-  // Removes and returns the oldest ended span. Returns nullopt if there is none
-  // or its work has not completed.
+  // Removes and returns the oldest ended span, or nullopt if there is none or
+  // it has not completed.
   absl::StatusOr<std::optional<Span>> Next();
   // Waits for all ended spans. The host waits: call it only between steps.
   absl::Status Await();

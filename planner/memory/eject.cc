@@ -141,8 +141,7 @@ class Ejector {
     moves_.push_back({k, -1});
   }
 
-  // Chooses a cheap place for item k, removes the items that occupy the place,
-  // and returns its offset.
+  // Removes the items that occupy a cheap place for item k. Returns the place.
   int64_t MakeRoom(uint32_t k) {
     const Item& item = problem_.items[k];
     taken_.List(item, &together_);

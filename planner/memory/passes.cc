@@ -189,8 +189,7 @@ class Detector {
   const plan::Trace& trace_;
   const std::vector<Request> requests_;
   std::vector<uint32_t> tokens_;
-  std::vector<uint32_t>
-      lives_;  // lifetime of each request's buffer, in requests
+  std::vector<uint32_t> lives_;  // by request: its buffer's lifetime
 };
 
 // ---- Two levels ------------------------------------------------------------

@@ -41,8 +41,7 @@ struct PortfolioOptions {
   absl::Time deadline;
   // The arms end at a plan with a peak of at most `goal`, which is >= max_live.
   int64_t goal = 0;
-  // Whether a plan above the goal is useless, so that the arms only look for
-  // plans that meet the goal.
+  // Whether the arms only look for plans that meet the goal.
   bool goal_is_capacity = false;
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
@@ -94,7 +93,6 @@ int64_t EjectionVisits(size_t items) {
 // CBC rarely proves anything about larger problems in the time that it gets.
 constexpr size_t kMaxCbcItems = 60;
 
-// Runs the arms on one piece of the problem.
 class PieceSolver {
  public:
   PieceSolver(const Problem& problem, int64_t goal,
@@ -300,7 +298,6 @@ Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
   return known;
 }
 
-// Runs replay, sweep and greedy race on the whole problem.
 Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options) {
   const Piece whole{.problem = problem};
   return KnownOf(whole, options.goal, options);

@@ -15,8 +15,7 @@
 namespace sluice::planner {
 namespace {
 
-// An item in a sweep's time, which runs backward in the sweep from the peak to
-// the start of the trace.
+// An item in a sweep's time, which runs backward in a backward sweep.
 struct Stay {
   int32_t begin;
   int32_t end;

@@ -142,7 +142,6 @@ inline constexpr Class kHeadClasses[] = {Class::kQ, Class::kK, Class::kV};
 // The free classes of a layer's second half. Each is made from those before it.
 inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
                                          Class::kGate, Class::kAct};
-// All free classes.
 inline constexpr Class kFreeClasses[] = {
     Class::kNorm1, Class::kQ,  Class::kK,    Class::kV,  Class::kX2,
     Class::kNorm2, Class::kUp, Class::kGate, Class::kAct};

@@ -77,16 +77,14 @@ class LayerTime {
 
   // A slot serves every `depth`-th block. Between two uses of a slot lie a
   // block's compute, the copy out of its sums while the next inner chunk is
-  // fetched, and then the fetch of that chunk's sums, because copies in go in
-  // order.
+  // fetched, and the fetch of that chunk's sums (copies in go in order).
   double Attention() const {
     const double depth = shape_.prefetch_depth;
     const double chunks = static_cast<double>(last_ + 1);
     const double diagonal = compute_.blocks / (chunks * chunks);
     const double projected = compute_.projections / chunks;
     const double both = In(FirstIn(2, 1));
-    // The phase before still computes the last chunk, so that chunk's copies
-    // cannot be early.
+    // The phase before still computes the last chunk; its copies come later.
     const EarlySlots slots = shape_.early(Phase::kAttention);
     const int64_t early_outer = std::min(slots.outer, last_);
     const int64_t early_inner = std::min(slots.blocks, last_);

@@ -39,9 +39,8 @@ class ChunkLayout {
 // k and v of the whole chunk are gathered to each part (context parallelism
 // with gathered keys: Llama 3, arXiv 2407.21783, section 3.3.2).
 //
-// If a rank's q heads do not use its kv heads in equal groups (12 q and 3 kv
-// heads on 4 ranks), kv heads are expanded to one per q head, and `grouped` is
-// false.
+// If a rank's q heads do not use its kv heads in equal groups (12 and 3 heads
+// on 4 ranks), kv heads are expanded to one per q head, and `grouped` is false.
 struct HeadLayout {
   HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks);
 

@@ -81,8 +81,8 @@ struct ModelShape {
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
-  // Return a layer's FFN weights over all experts, all weights of a layer, and
-  // all weights of the model.
+  // Return the FFN weights of all experts of a layer, all of a layer's weights,
+  // and all of the model's.
   double expert_weights() const {
     return double(experts) * double(hidden * ffn) * (gated ? 3.0 : 2.0);
   }

@@ -1,5 +1,4 @@
-// The options of one rank's streamed step, the input of this folder's
-// functions.
+// The options of one rank's streamed step, the folder's input.
 #pragma once
 
 #include <cstdint>

@@ -162,8 +162,7 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // Return the bytes of a slot for the largest chunk of a class: for all of its
-  // rows, or for the stored rows.
+  // Return a slot's bytes for all, or the stored, rows of the largest chunk.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };

@@ -112,8 +112,8 @@ class StreamShape {
   }
   // Return the number of sets of hidden states of chunk m, and the set with a
   // layer's input (layer == layers: with the last output). A chunk that runs
-  // again has only the groups' inputs, the inputs inside one group, and the
-  // last output.
+  // again has the groups' inputs, the inputs inside one group, and the last
+  // output.
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);

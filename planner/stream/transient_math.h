@@ -283,8 +283,8 @@ class TransientMath {
   }
 
   // Cuts a causal block as attention_blocks.cc does: first into its queries
-  // with all earlier keys and a causal square, then the square by halves, down
-  // to kCausalRows. Calls `call` once per size; there are few sizes, because
+  // with all earlier keys, then the causal square by halves down to
+  // kCausalRows. Calls `call` once per size; there are few sizes, because
   // halves are whole tiles.
   static void Causal(BlockSize b, auto call) {
     const int64_t before = b.keys - b.queries;

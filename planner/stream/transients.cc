@@ -13,8 +13,7 @@ namespace {
 
 enum class Towards { kHeads, kTokens };
 
-// How many tensors with q's heads (`queries`) and with k's heads (`keys`) are
-// exchanged together.
+// Numbers of tensors exchanged together, with q's heads and with k's heads.
 struct Travellers {
   int queries = 0, keys = 0;
   int64_t element = 0;

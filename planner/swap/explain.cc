@@ -76,7 +76,6 @@ std::string Percent(double fraction) {
   return fmt::format("{:.1f} %", 100 * fraction);
 }
 
-// Returns the cost of recomputing the class, in words.
 std::string Price(const plan::SkeletalClass& c) {
   if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
   const auto bytes = static_cast<double>(c.bytes_per_layer.count());

@@ -62,10 +62,8 @@ struct JointRows {
     // for a rank with one kind.
     std::vector<int> kinds;
   };
-  std::vector<std::map<CapacityRow::Kind, Rate>>
-      rates;  // by rank, then direction
-  // Column of the sum of all Rate::kinds; 0 if there are none.
-  int kinds_sum = 0;
+  std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // by rank, direction
+  int kinds_sum = 0;  // column of the sum of all Rate::kinds; 0 without them
   std::unique_ptr<LinearSolver> solver;
 };
 

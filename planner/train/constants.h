@@ -112,8 +112,8 @@ inline constexpr double kAlstLogits = 2e9;
 // goes to host memory, as in ALST's one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
 // The Python package's tensors at the peak, in a chunk's backward. Hidden
-// states and tensors as wide as the FFN: torch's profiler counts 15 (one more
-// is assumed) and 6.0 on the CPU, in transformers' Llama in bf16 with chunks of
+// states and tensors as wide as the FFN: torch's profiler counts 15 (we take
+// one more) and 6.0 on the CPU, in transformers' Llama in bf16 with chunks of
 // 512 to 2,048 rows. Tensors as wide as the queries, in leased GPU memory:
 // those fetched for this chunk and the next, and k, v and fp32 dk, dv of two
 // chunks.

@@ -87,8 +87,7 @@ void AddPythonCopies(const Request& request, const Rank& rank, double sp,
   const double sums = 2 * rank.keys * before;
   AddCopies(request, own + rank.keys * before + sums, rank.inputs + sums,
             own / rank.chunks, back, layer.recompute.total() + back.total());
-  // Adds the copies of the embedding's output and gradient, and of the loss's
-  // rows.
+  // Adds copies of the embedding's output and gradient, and the loss's rows.
   const double hidden = rank.inputs / request.hardware.host_link_bytes_per_s;
   up.exposed_copy += (2 * hidden + Exposed(hidden, HeadSeconds(request, sp))) /
                      double(request.model.layers);

@@ -291,14 +291,12 @@ int main(int argc, char** argv) {
   app.add_option("--out-fd", out_fd, "where the plan is written");
   app.add_option("--progress-fd", progress_fd,
                  "a file in which one line shows the progress");
-  app.add_option("--time-limit-s", time_limit_s,
-                 "the worker ends after these seconds")
+  app.add_option("--time-limit-s", time_limit_s, "ends after these seconds")
       ->check(CLI::Range(0.1, 86400.0));
   app.add_option("--memory-bytes", confinement.memory_bytes,
-                 "the worker's limit of address space; 0 for no limit");
-  app.add_option("--uid", confinement.uid,
-                 "the worker's user; only root may set it");
-  app.add_option("--gid", confinement.gid, "the worker's only group");
+                 "limit of its address space; 0 for no limit");
+  app.add_option("--uid", confinement.uid, "its user; only root may set it");
+  app.add_option("--gid", confinement.gid, "its only group");
   try {
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {

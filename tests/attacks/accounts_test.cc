@@ -38,14 +38,12 @@ class Accounts : public ::testing::Test {
   Scene scene_;
 };
 
-// Guards against limits of an account that let a few accounts hold all 2,048
-// sessions.
+// Guards against a few accounts that together hold all 2,048 sessions.
 TEST_F(Accounts, FiveAccountsLeaveSessionsForOthers) {
   TakeByAll("sessions of five users", 600, /*ranks=*/false);
 }
 
-// Guards against limits of an account that let a few accounts hold all 256 rank
-// slots.
+// Guards against a few accounts that together hold all 256 rank slots.
 TEST_F(Accounts, FiveAccountsLeaveRankSlotsForOthers) {
   TakeByAll("rank slots of five users", 150, /*ranks=*/true);
 }

@@ -12,8 +12,7 @@ void SendLingering(const std::string& socket);
 // Submits `profile` on `sessions` ranks, each of a job of one rank, for ever.
 void SubmitProfiles(const std::string& socket, int sessions,
                     const std::string& profile);
-// Submits variants of HardProfile on `sessions` ranks, for ever, one after the
-// other.
+// Submits a new variant of HardProfile on each of `sessions` ranks, for ever.
 void FloodHardProfiles(const std::string& socket, int sessions);
 // Repeats one lease request with the same id on `sessions` sessions, for ever.
 void Repeat(const std::string& socket, int sessions);

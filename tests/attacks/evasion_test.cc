@@ -1,6 +1,5 @@
 // Ranks that publish false figures in their use pages may slow an honest rank's
-// step down only a little. Also tests what a daemon needs for that: descriptors
-// and real-time priority.
+// step down only a little. Also tests descriptors and priorities.
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -176,8 +175,7 @@ TEST(RealTime, LoopAndGrantsThreadsHaveRealTimePriorityIfAllowed) {
 
 class Evasion : public ::testing::TestWithParam<Case> {};
 
-// Guards against trust in a rank's own figures: beside OneLiar a step took
-// 15.37 s instead of 0.55 s.
+// Guards against OneLiar, which lengthened a step from 0.55 s to 15.37 s.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can start another user";
   const Case& with = GetParam();

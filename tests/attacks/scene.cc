@@ -163,8 +163,8 @@ void Scene::LookWhatIsLeft(Cost& cost) {
     // client.
     cost.left_descriptors =
         std::max(0, daemon_->Descriptors() - descriptors_before_ - 4);
-    // The daemon keeps an ended session while its process lives, which is this
-    // process.
+    // The daemon keeps an ended session while its process, here this one,
+    // lives.
     cost.left_sessions = std::max(
         0, Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics")) - 1);
     const auto pool = GpuPool(socket_, 0);

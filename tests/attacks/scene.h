@@ -28,9 +28,8 @@ struct Cost {
   absl::Duration newcomer;  // time to connect, attach and lease
   absl::Duration metrics;   // time of GET /metrics
   Bytes memory;             // the daemon's VmHWM - RssShmem
-  // What the attackers left in the daemon.
-  int left_sessions = 0, left_descriptors = 0;
-  Bytes left_memory;  // leased or quarantined
+  int left_sessions = 0, left_descriptors = 0;  // by the attackers
+  Bytes left_memory;                            // leased or quarantined
 };
 
 class Scene {
@@ -42,12 +41,10 @@ class Scene {
   RunningDaemon& daemon() { return *daemon_; }
 
   // Runs `attack` as user `uid` in a process of its own, and returns once the
-  // attack has printed "ready". The attack goes on until Suffer kills its
-  // process.
+  // attack has printed "ready". The attack goes on until Suffer.
   void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
-  // Measures the honest client during the attack. Then kills the attackers,
-  // waits up to 30 s until nothing of them is left in the daemon, and counts
-  // what is left.
+  // Measures the honest client during the attack. Then kills the attackers, and
+  // counts what the daemon still holds of theirs after at most 30 s.
   Cost Suffer(const std::string& name);
 
  private:

@@ -24,9 +24,8 @@ class Attacks : public ::testing::Test {
   }
 };
 
-// Guards against observers and HTTP connections that use up a daemon's
-// descriptors. A profile that an honest rank sends then ends the rank's
-// session.
+// Guards against observers and HTTP connections that use up all descriptors. An
+// honest rank's profile then ends the rank's session.
 TEST(FewDescriptors, DaemonRefusesSessionsBeforeDescriptorsRunOut) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,

@@ -1,5 +1,5 @@
 // Tests that a node still works after processes on it died at any moment, and
-// that a forked child gets no mapping.
+// that a forked child has no mapping.
 #include <sys/mman.h>
 #include <unistd.h>
 

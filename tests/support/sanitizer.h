@@ -10,8 +10,7 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// True with TSan, which makes code some ten times slower and has a thread of
-// its own.
+// True with TSan, some ten times slower and with a thread of its own.
 #ifdef __has_feature
 inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
 #else

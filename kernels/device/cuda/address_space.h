@@ -30,13 +30,12 @@ class AddressSpace {
   // If one Allow pinned a larger range, unpins the larger range and pins its
   // other parts again. REQUIRES: no copy or kernel uses the larger range.
   absl::Status Unmap(Address address, Bytes size);
-  // Makes the range accessible. Memory that we mmap is pinned as one range per
-  // call, so a copy may cross mappings that one call allowed, but not those of
-  // two calls.
+  // Makes the range accessible. Pins memory that we mmap as one range, so a
+  // copy may cross mappings of one Allow, but not of two.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
-  // Pins memory for all contexts. The call is made in the context of `device`,
-  // or in any context if there is no `device`.
+  // Pins memory for all contexts. Makes the call in the context of `device`, if
+  // given, or else in any context.
   absl::Status Pin(Address address, Bytes size,
                    std::optional<DeviceIndex> device);
   absl::Status Unpin(Address address);
@@ -44,8 +43,7 @@ class AddressSpace {
  private:
   using Book = AddressBook<PhysicalMemory>;
 
-  // Returns whether we map memory of this kind with mmap. Else the driver maps
-  // it.
+  // Returns whether we map memory of this kind (mmap), or the driver.
   bool IsOurs(Placement::Kind kind) const {
     return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
   }
@@ -60,8 +58,6 @@ class AddressSpace {
   absl::Status AllowOurs(const std::vector<Book::Tile*>& tiles,
                          DeviceIndex device);
   absl::Status UnmapOne(const Book::Tile& tile);
-  // Unpins every pinned range that overlaps the given range, and adds it to
-  // `unpinned`.
   absl::Status UnpinWithin(Address address, Bytes size, Pins& unpinned);
   // Pins again the parts of `pins` that lie outside the given range.
   absl::Status PinOutside(const Pins& pins, Address address, Bytes size);

@@ -1,6 +1,5 @@
 // The GPUs' primary contexts. A context takes hundreds of MiB of its GPU, so it
-// is made at its first use (in the daemon by Usage, because cuMemGetInfo needs
-// a context).
+// is made at its first use (in the daemon by Usage, for cuMemGetInfo).
 #pragma once
 
 #include <map>
@@ -39,9 +38,8 @@ class Contexts {
   // Returns the context of a GPU. Errors are those of DeviceOf.
   absl::StatusOr<Context> Of(DeviceIndex gpu);
   // Returns a context for calls that name no GPU: the thread's current context,
-  // else one that Of() has made, else the first GPU's. Calls that name a GPU
-  // use Of(), because Any() could make a context on a GPU that is not the
-  // rank's.
+  // else one that Of() has made, else the first GPU's. Any() could make a
+  // context on another GPU than the rank's, so calls that name a GPU use Of().
   absl::StatusOr<Context> Any();
 
  private:

@@ -137,7 +137,6 @@ absl::Status Initialise(const LoadedLibrary* library) {
 
 class CudaDriver final : public Driver {
  public:
-  // Initialises the library. Unavailable: no GPU is usable.
   static absl::StatusOr<std::unique_ptr<Driver>> Start(
       std::unique_ptr<LoadedLibrary> library, HostMemoryChoice host) {
     SLUICE_RETURN_IF_ERROR(Initialise(library.get()));

@@ -201,8 +201,7 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
   UniqueFd fd(memfd_create("sluice-host", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
   // Allocates all pages now, because a page that is missing later would raise
-  // SIGBUS in a rank. The seals come last, because F_SEAL_GROW forbids
-  // ftruncate.
+  // SIGBUS in a rank. The seals come last: F_SEAL_GROW forbids ftruncate.
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "size host memory");
   }

@@ -79,8 +79,7 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// Opens and locks the state file. Starts over if CreateSimNode has replaced the
-// file meanwhile.
+// Opens and locks the state file; again if CreateSimNode has replaced the file.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   if (access(path.c_str(), F_OK) != 0 &&
@@ -282,8 +281,7 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Clears the failure in the state too, so that it does not occur again in
-    // another process.
+    // Clears the failure in the state too, or it would occur again elsewhere.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }

@@ -85,8 +85,7 @@ dev_t MemfdDevice() {
 }
 
 // Returns whether `thread` shares its descriptor table with none of `others`,
-// and adds it then. A daemon's many threads share one table of thousands of
-// descriptors, which is searched once.
+// and then adds it: a table of thousands of descriptors is searched only once.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
     // 0 means the same table. If kcmp fails, a table may be searched twice.
@@ -129,8 +128,7 @@ class Search {
   }
 
  private:
-  // Returns whether the name is of memory of this node that another driver
-  // made.
+  // Returns whether another driver made this memory of this node.
   bool IsWanted(const std::optional<MemoryName>& name) const {
     return name && name->node == node_ && name->maker != own_.maker;
   }

@@ -207,8 +207,7 @@ class SimDriver final : public Driver {
 
   absl::Status DestroyStream(Stream stream) override {
     SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-    // Declared before `lock`, so that the stream's destructor, which waits for
-    // its work, runs without the lock.
+    // Outlives `lock`, because the stream's destructor waits for the work.
     std::shared_ptr<SimStream> ends;
     const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
@@ -398,8 +397,8 @@ class SimDriver final : public Driver {
   struct EventEntry {
     bool timed = false;
     DeviceIndex gpu;  // GPU of the last recording
-    // Null if the event counts as complete: never recorded, or without timing
-    // and recorded on a compute stream.
+    // Null if the event is complete: never recorded, or untimed and recorded on
+    // a compute stream.
     CompletionPointer record;
   };
 

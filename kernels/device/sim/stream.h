@@ -38,8 +38,7 @@ class Completion {
   }
   void Wait() const { done_.wait(0, std::memory_order_acquire); }
 
-  // Returns when the recording was reached, on the monotonic clock. REQUIRES:
-  // done().
+  // Returns the monotonic time at which Finish was called. REQUIRES: done().
   int64_t time_ns() const { return time_ns_; }
 
  private:
