@@ -32,8 +32,8 @@ struct StreamOptions {
   ChunkLayout layout{0, 1, 1};
   int rank = 0;
   Dtype dtype = Dtype::kFp32;
-  // Token fractions of the free classes. A class that is not in `fractions`
-  // swaps the fraction `alpha` and keeps nothing (MEMO's policy).
+  // Token fractions. A free class that is not in `fractions` swaps the fraction
+  // `alpha` and keeps nothing (MEMO's policy).
   double alpha = 1.0;
   FractionMap fractions;
   // Slots of the block ring: one is in use, the others are being copied.
