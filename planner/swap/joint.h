@@ -50,7 +50,7 @@ struct JointRows {
   // Columns: the sum of excesses and the three objectives. Each has a unit that
   // makes its value about 1.
   int excess_sum = 0, step = 0, recompute = 0, moved = 0;
-  SwapObjective unit;             // of the objectives' columns
+  SwapObjective unit;             // units of the objectives' columns
   std::vector<int> excess;        // excess column of each capacity
   std::vector<int> capacity_row;  // row of each capacity
   std::vector<double> row_scale;  // bytes or bytes/s per unit of the row
@@ -84,8 +84,8 @@ class JointProgram {
   struct Answer {
     bool feasible = false;    // a plan fits the memory
     bool in_time = false;     // also its copies fit the links
-    NodeFractions fractions;  // those with the least excess if infeasible
-    // By row of CapacitiesOf, in the row's unit.
+    NodeFractions fractions;  // with the least excess if infeasible
+    // The excess of each row of CapacitiesOf, in the row's unit.
     std::vector<double> excess;
   };
   // Solves the program without stalls. `known` has the objectives of another
