@@ -70,7 +70,7 @@ std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
 // ---- eject.cc, a large-neighbourhood search for traces of any size ---------
 
 // Lowers the peak of `offsets`, a valid placement, towards `target` in steps,
-// each with a slightly lower limit. A step removes the items whose top is above
+// each with a slightly lower limit. A step removes the items that reach above
 // the limit and places each one below it: in a free gap, or else where it must
 // eject the items that are easiest to place again, which are placed next. Such
 // a chain of moves is undone if it does not reduce the weight of the items
