@@ -22,14 +22,14 @@ namespace {
 // tolerance of 1e-6 would be worth 30 units.
 constexpr double kScaledPeak = 8192;
 
-// The program:
+// The program, for items of size s_i at offset o_i:
 // min peak
 //   o_i + s_i <= o_j + M (1 - z_ij),  o_j + s_j <= o_i + M z_ij
 //       for i < j that live together: z_ij = 1 if i lies below j
 //   o_j >= sum of s_i over i below j,
 //   o_j + s_j + sum of s_i over i above j <= peak
-//       for every slot that j lives in, over the slot's items (a clique);
-//       these rows raise the bound
+//       for every slot that j lives in, over the items of the slot;
+//       these rows raise the bound of the relaxation
 //   bound <= peak <= start's peak,  z_ij = 1 for equal items i < j
 // M is the start's peak, the smallest valid value.
 class DsaMip {

@@ -72,8 +72,8 @@ struct LinearSolver::Model {
   int Solve() {
     std::exchange(dual, false) ? Clp_dual(clp, 0) : Clp_primal(clp, 0);
     if (Clp_status(clp) == 0) return 0;
-    // The last basis may lie on the edge of the new feasible region, so solve
-    // again from the initial basis.
+    // The last basis may lie on the edge of the new feasible region, where the
+    // simplex can fail. So the initial basis is tried too.
     ForgetBasis();
     Clp_dual(clp, 0);
     if (Clp_status(clp) != 0) Clp_primal(clp, 0);

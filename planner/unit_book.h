@@ -18,10 +18,10 @@ namespace sluice::planner {
 struct NodeProgress {
   int64_t done = 0;  // segments planned, out of `all`
   int64_t all = 0;
-  std::string segment;  // the segment being planned
+  std::string segment;  // "of rank NAME", the rank being planned
   std::string arm;      // the solver's arm that is running
-  Bytes peak;           // of the segment's best plan
-  Bytes lower_bound;    // proved, of the segment
+  Bytes peak;           // peak of the segment's best plan so far
+  Bytes lower_bound;    // proved bound of the segment's peak
 };
 
 class UnitBook {
@@ -59,9 +59,9 @@ class UnitBook {
     });
   }
 
-  // Return the number of distinct units added, and of distinct units found
-  // among those given to the constructor.
+  // Returns the number of distinct units added.
   int64_t solved() const { return static_cast<int64_t>(solved_.size()); }
+  // Returns how many of the constructor's units Find has returned.
   int64_t known() const { return static_cast<int64_t>(known_.size()); }
 
   std::function<void(const NodeProgress&)> watch;  // may be empty

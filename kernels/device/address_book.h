@@ -63,7 +63,7 @@ class AddressBook {
   absl::Status CheckMappable(Address address, Bytes size,
                              const M& memory) const {
     if (memory.size() != size) {
-      return Bad(fmt::format("the memory has {}, not {}: it maps whole",
+      return Bad(fmt::format("memory of {} is mapped whole, not {} of it",
                              FormatBytes(memory.size()), FormatBytes(size)));
     }
     const auto reservation = ReservationAt(address);
@@ -125,7 +125,7 @@ class AddressBook {
     }
     if (reached >= end) return absl::OkStatus();
     return Bad(fmt::format(
-        "{} is not all mapped with access; the first byte that is not is at {}",
+        "{} is not all mapped with access; the first byte without is at {}",
         RangeName(address, size), static_cast<const void*>(reached)));
   }
 

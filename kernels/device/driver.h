@@ -1,6 +1,6 @@
 // The device seam: every device call of Sluice goes through one `Driver`.
 //
-// Two implementations fill it:
+// It has two implementations:
 //   sim   memfd, mmap and threads; a simulated node is a directory with
 //         shared state (links, GPU sizes, injected failures) that outlives
 //         any process (kernels/device/sim);
@@ -8,18 +8,18 @@
 //         binary runs with and without a GPU (kernels/device/cuda).
 //
 // The calls mirror the CUDA driver's virtual memory, stream and event calls.
-// Where the driver has rules that sim could be lax about (sizes multiple of
-// the granularity, a mapping needs SetAccess before it is touched, a handle
-// maps at offset 0 and whole), sim enforces them.
+// Sim enforces the rules of the CUDA driver: a size is a multiple of the
+// granularity, a mapping needs SetAccess before it is touched, and a handle is
+// mapped whole.
 //
 // Compute streams. On cuda a compute stream is a CUstream. On sim ATen's CPU
 // operators run on the caller, so the compute stream *is* the calling thread:
 // recording an event on it completes at once, waiting for an event on it
 // blocks the caller and is counted as `stall` (CallCounters).
 //
-// Errors: a failed driver call becomes absl::Status once, here, with the
-// call's name, the driver's error name, and the arguments that matter.
-//   kResourceExhausted  the device (or node) has no such memory left
+// Errors: a failed driver call becomes an absl::Status with the call's name,
+// the driver's error name and the arguments that matter.
+//   kResourceExhausted  the GPU, or the host, has too little free memory
 //   kUnavailable        the device is lost
 //   kInvalidArgument    the call breaks a rule of this file
 //   kUnimplemented      this driver or device does not have the feature
@@ -90,14 +90,14 @@ using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Tests check that the chunk loop never synchronizes.
+// Counts since the driver was opened.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
   uint64_t copies = 0;
   Bytes copied_h2d;
   Bytes copied_d2h;
-  // How long compute streams waited for events (sim only).
+  // How long compute streams waited for events. 0 on cuda.
   absl::Duration stall;
 };
 
@@ -114,7 +114,7 @@ struct HostMemoryKind {
 // HostMemoryKind::why if the configuration chose memfd.
 inline constexpr char kToldSo[] = "as host_memory in [device] says";
 
-// The memory that all processes together use of a place.
+// The size of a place, and how much of it all processes together use.
 struct MemoryUse {
   Bytes total;
   Bytes used;
@@ -142,14 +142,13 @@ class Driver {
   // Returns cuMemGetInfo's figures, or for host memory the machine's. On sim,
   // memory of a dead process counts as free at once.
   virtual absl::StatusOr<MemoryUse> Usage(Placement where) = 0;
-  // Returns the kind that was probed when the driver was opened.
   virtual HostMemoryKind HostMemory() const = 0;
   // Returns the bytes that other processes hold, by place: the used bytes minus
-  // those of this process's handles. On sim the kernel reports memory that
-  // ranks of a killed daemon still hold. On cuda it includes contexts and
-  // fragments, but no host memory. A place is missing if its GPU does not
-  // answer (Usage has the reason), and on sim if nothing is held there. Nothing
-  // is cached: a call takes milliseconds, or as long as the kernel needs.
+  // those of this process's handles. On sim a daemon finds memory that ranks of
+  // a killed daemon still hold. On cuda it includes contexts and fragments, but
+  // no host memory. A place is missing if its GPU does not answer (Usage
+  // returns the reason), and on sim if nothing is held there. Nothing is
+  // cached: a call takes milliseconds, or as long as the kernel needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // Makes memory (cuMemCreate), which on sim is zero-filled.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
@@ -181,15 +180,15 @@ class Driver {
   virtual absl::Status Release(Memory memory) = 0;
 
   // --- virtual memory ------------------------------------------------------
-  // Reserves addresses for memory of one kind. The kind is needed because host
-  // memory that cuda cannot make is mapped elsewhere than GPU memory.
+  // Reserves addresses for memory of one kind. The kind is needed because on
+  // cuda a memfd is mapped by mmap, and other memory by the driver.
   virtual absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind) = 0;
   virtual absl::Status FreeReservation(Address address, Bytes size) = 0;
   // Maps all of `memory` at `address`, which lies in a reservation of its kind.
   virtual absl::Status Map(Address address, Bytes size, Memory memory) = 0;
   virtual absl::Status Unmap(Address address, Bytes size) = 0;
-  // Makes a mapped range readable and writable from `device`, and for host
-  // memory from the CPU. One call may span many mappings.
+  // Makes a mapped range readable and writable from `device`, and host memory
+  // also from the CPU. One call may span many mappings.
   virtual absl::Status SetAccess(Address address, Bytes size,
                                  DeviceIndex device) = 0;
   // Pins memory that Create did not make (cuMemHostRegister). On sim this is
@@ -198,7 +197,7 @@ class Driver {
   virtual absl::Status HostUnregister(Address address) = 0;
 
   // --- streams and events --------------------------------------------------
-  // Makes an in-order stream for the device's copy engine or compute.
+  // Makes an in-order stream of the device, for copies or kernels.
   virtual absl::StatusOr<Stream> CreateStream(DeviceIndex device) = 0;
   // Work on the stream still finishes; on sim, this call waits for it.
   virtual absl::Status DestroyStream(Stream stream) = 0;
@@ -211,7 +210,7 @@ class Driver {
   virtual absl::StatusOr<Stream> AdoptStream(DeviceIndex device,
                                              void* native) = 0;
   // Returns a handle's CUstream, for libraries that enqueue work on it (torch,
-  // NCCL). It lives as long as the handle. kUnimplemented on sim.
+  // NCCL). The CUstream lives as long as the handle. kUnimplemented on sim.
   virtual absl::StatusOr<void*> NativeStream(Stream stream) = 0;
   virtual absl::StatusOr<Event> CreateEvent() = 0;
   // Makes an event that also records when it was reached, for ElapsedTime. On
@@ -223,10 +222,11 @@ class Driver {
   virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
   // Returns the time between the last recordings: negative if `to` was reached
-  // first, nullopt if one is not reached yet. Accurate to about a microsecond;
-  // on cuda it may contain other streams' work. The call orders nothing: ask
-  // QueryEvent before touching memory that the events guard. InvalidArgument:
-  // an event has no timing or no recording, or they were recorded on two GPUs.
+  // first, nullopt if an event is not reached yet. Accurate to about a
+  // microsecond; on cuda it may contain other streams' work. The call orders
+  // nothing: ask QueryEvent before touching memory that the events guard.
+  // InvalidArgument: an event has no timing or no recording, or they were
+  // recorded on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
       Event from, Event to) = 0;
   // Blocks the host: for set-up, teardown and tests only.
@@ -235,14 +235,13 @@ class Driver {
 
   // --- copies and kernels --------------------------------------------------
   // Copies in stream order; on sim at the speed of the device's link in that
-  // direction. Every later call on a stream returns its first error. Both
-  // ranges stay valid until the copy is done. Sim checks the parts inside its
-  // reservations (mapped, with access) and trusts the rest.
+  // direction. If a copy fails, every later call on its stream returns the
+  // error. Both ranges stay valid until the copy is done. Sim checks that
+  // addresses inside its reservations are mapped with access.
   virtual absl::Status CopyAsync(Address to, const std::byte* from, Bytes size,
                                  CopyDirection direction, Stream stream) = 0;
-  // Fills memory with `value` in stream order: GPU memory, which on cuda the
-  // CPU cannot access, or pinned host memory. Errors are those of CopyAsync. On
-  // sim it takes no link time.
+  // Fills GPU memory or pinned host memory with `value` in stream order. Errors
+  // are those of CopyAsync. On sim a fill takes no link time.
   virtual absl::Status FillAsync(Address to, std::byte value, Bytes size,
                                  Stream stream) = 0;
   // Loads a fatbin; kUnimplemented on sim, which has no kernels.
@@ -265,8 +264,8 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
 enum class HostMemoryChoice { kAuto, kMemfd };
 
 // Returns Unavailable with the reason if libcuda.so.1 is missing, the driver is
-// too old, or no GPU is usable. If some are, the others have a fault
-// (DeviceInfo).
+// too old, or no GPU is usable. If only some GPUs are usable, DeviceInfo::fault
+// says why another is not.
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

@@ -15,15 +15,15 @@ namespace sluice::device {
 struct TimedEvent {
   bool timed = false;
   bool recorded = false;
-  DeviceIndex device;  // of the stream that recorded the event
+  DeviceIndex device;  // the GPU of the stream that recorded the event
 };
 
 inline absl::Status CheckTimes(const TimedEvent& from, const TimedEvent& to) {
   for (const TimedEvent& event : {from, to}) {
     if (!event.timed) {
       return absl::InvalidArgumentError(
-          "an event that was made without timing has no time: "
-          "CreateTimedEvent makes one that has");
+          "an event that was made without timing has no time: make it with "
+          "CreateTimedEvent");
     }
     if (!event.recorded) {
       return absl::InvalidArgumentError(
@@ -36,7 +36,7 @@ inline absl::Status CheckTimes(const TimedEvent& from, const TimedEvent& to) {
                   from.device.value(), to.device.value()));
 }
 
-// Handles of compute streams; the other handles of a driver count from 1.
+// The handle of GPU 0's compute stream. Handles of other objects count from 1.
 inline constexpr uint64_t kComputeStreams = uint64_t{1} << 48;
 
 inline Stream ComputeStreamOf(DeviceIndex device) {

@@ -50,7 +50,7 @@ absl::Status StreamTimer::Begin(Stream stream) {
 absl::Status StreamTimer::End(Stream stream) {
   const MutexLock lock(mutex_);
   if (!begun_.has_value()) {
-    return absl::FailedPreconditionError("a span ends that has not begun");
+    return absl::FailedPreconditionError("End without a span that has begun");
   }
   SLUICE_ASSIGN_OR_RETURN(const Event to, Record(stream));
   ended_.push_back({*std::exchange(begun_, {}), to});

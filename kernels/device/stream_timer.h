@@ -1,6 +1,6 @@
 // Measures how long a stream takes for the work between two points. On a GPU
-// the host's clock shows when work was issued and not when it ran, so the
-// result comes later: Next never waits, and a caller that asks between steps
+// the host's clock shows when work was issued and not when it ran, so events on
+// the stream take the times. Next never waits: a caller that asks between steps
 // gets the spans of earlier steps. Events are reused.
 //
 // A failed call adds no span and returns the driver's error, or
@@ -26,8 +26,8 @@ namespace sluice::device {
 class StreamTimer {
  public:
   struct Span {
-    // On the monotonic clock, late by the duration of Align's wake-up; 0 before
-    // Align.
+    // The start on the monotonic clock, too late by the time that Align took to
+    // wake up. 0 if Align was not called.
     double start_s = 0;
     absl::Duration length;
   };
@@ -47,7 +47,8 @@ class StreamTimer {
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 
-  // Removes and returns the oldest ended span; nullopt if it has not completed.
+  // Removes and returns the oldest ended span, or nullopt if there is none or
+  // it has not completed.
   absl::StatusOr<std::optional<Span>> Next();
   // Waits for all ended spans. The host waits: call it only between steps.
   absl::Status Await();

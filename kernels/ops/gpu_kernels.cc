@@ -88,8 +88,8 @@ absl::Status MergeKernel::LaunchFunction(device::Function function,
   const int64_t blocks = (pairs + kWarpsInBlock - 1) / kWarpsInBlock;
   if (blocks > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
-        fmt::format("merge of {} rows x {} heads: at most 2^33 together; merge "
-                    "fewer rows at a time",
+        fmt::format("merge of {} rows x {} heads, whose product may be at most "
+                    "2^33: merge fewer rows at a time",
                     shape.rows, shape.heads));
   }
   std::array<void*, 5> arguments = {&shape, &o, &lse, &block_o, &block_lse};
@@ -123,7 +123,7 @@ absl::StatusOr<TokenKernels::Size> TokenKernels::ForRows(int64_t blocks,
   const int64_t threads = (pieces + in_warp - 1) / in_warp * kWarp;
   if (threads > kMostNormThreads) {
     return absl::InvalidArgumentError(
-        fmt::format("RMSNorm of rows of {} bytes, of at most {}", pieces * 16,
+        fmt::format("RMSNorm of rows of {} bytes; at most {} fit", pieces * 16,
                     kMostNormThreads * kHeldPieces * 16));
   }
   return Size{threads == 0 ? 0 : blocks, threads};
@@ -136,8 +136,8 @@ absl::Status TokenKernels::LaunchWith(device::Function function,
   if (size.blocks == 0) return absl::OkStatus();
   if (size.blocks > std::numeric_limits<int32_t>::max()) {
     return absl::InvalidArgumentError(
-        fmt::format("a kernel of {} blocks, of at most 2^31 - 1: compute fewer "
-                    "rows at a time",
+        fmt::format("a kernel of {} blocks may have at most 2^31 - 1: compute "
+                    "fewer rows at a time",
                     size.blocks));
   }
   return driver_->Launch(function, ShapeOf(size.blocks, size.threads),

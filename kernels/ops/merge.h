@@ -2,7 +2,7 @@
 // softmax of Milakov and Gimelshein).
 //
 // Attention of the same q rows over two disjoint sets of keys gives (o_a,
-// lse_a) and (o_b, lse_b). Over both sets together it is
+// lse_a) and (o_b, lse_b). Over both sets together the result is
 //
 //   m   = max(lse_a, lse_b)
 //   o   = (exp(lse_a - m) o_a + exp(lse_b - m) o_b) / (sum of both weights)
@@ -13,8 +13,8 @@
 // uninitialised and lse -inf. Where both are -inf, o becomes 0 and lse stays
 // -inf.
 //
-// Kernels take raw pointers; no torch header may be included here. A tensor's
-// strides are passed on as they are, so no call copies.
+// Kernels take raw pointers; no torch header may be included here. Tensors have
+// any strides, so a caller need not copy them first.
 //
 // Accuracy: fp32, a few units in the last place per merge.
 // Thread safety: pure functions of their arguments; a call uses one thread.

@@ -2,8 +2,8 @@
 // its functions in namespace SLUICE_INSTRUCTIONS. Not target_clones: in clones
 // GCC 12 drops flags that loops need to vectorise (-fno-trapping-math).
 //
-// Everything here has internal linkage, and calls no inline function of the
-// standard library: the linker keeps one copy of such a function, perhaps one
+// Everything but Compute has internal linkage. No inline function with external
+// linkage is called: the linker keeps one copy of such a function, perhaps one
 // with instructions that this CPU lacks.
 #include "kernels/ops/token_forms.h"
 #include "kernels/ops/vector_math.h"
@@ -149,7 +149,7 @@ SLUICE_INLINED void RmsNormBackwardRow(const RmsNormShape& shape,
 template <typename T>
 SLUICE_INLINED void Rows(const RmsNormShape& shape,
                          const RmsNormGradients<T>& t) {
-  // Not shape.parts(), which other files may share.
+  // Not shape.parts(), an inline function: see the file comment.
   const int64_t parts =
       (shape.rows + shape.rows_in_part - 1) / shape.rows_in_part;
   const int64_t sums = parts * shape.width;

@@ -1,5 +1,5 @@
-// Loads and stores of up to 16 bytes per thread, which convert elements to and
-// from fp32 (internal to the .cu files).
+// Vector loads and stores of a thread, which convert elements to and from fp32
+// (internal to the .cu files).
 #pragma once
 
 #include <cstdint>
@@ -64,7 +64,7 @@ __device__ inline void Set(Piece<BFloat16, kCount>& piece, int i,
   piece.words[i / 2] |= i % 2 == 0 ? bits : bits << 16;
 }
 
-// Returns whether kCount elements exist at `at` and are aligned for one access.
+// Returns whether kCount elements exist at `at`, aligned for vector access.
 template <int kCount, typename T>
 __device__ inline bool IsWhole(const T* at, int there) {
   return there >= kCount &&

@@ -1,5 +1,5 @@
 // The arms of the portfolio besides the greedy race, the search and the MIP
-// (internal to the planner). The headings name each function's .cc.
+// (internal to the planner). The heading above a function names its .cc.
 #pragma once
 
 #include <cstdint>
@@ -20,14 +20,14 @@ struct Piece {
 };
 
 struct Pieces {
-  std::vector<Piece> pieces;  // the piece with the most live units first
-  Offsets offsets;  // by item of the problem; set only for peeled items
+  std::vector<Piece> pieces;  // by descending base + max_live
+  Offsets offsets;  // by item of the problem; 0 unless the item is peeled
 };
 
 // Splits a problem into pieces that can be solved separately without losing an
 // optimum. Cuts it at slots that no item crosses, and peels off items that live
-// throughout their piece; placed at its bottom, they block no other item.
-// Repeats both until neither is possible.
+// throughout their piece. Peeled items lie at the bottom of the piece, where
+// they block no other item. Repeats cuts and peeling until neither is possible.
 Pieces Decompose(const Problem& problem);
 
 // ---- replay.cc, O(n log n) -------------------------------------------------
@@ -70,8 +70,8 @@ std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
 // ---- eject.cc, a large-neighbourhood search for traces of any size ---------
 
 // Lowers the peak of `offsets`, a valid placement, towards `target` in steps,
-// each with a slightly lower limit. A step removes the items that end above the
-// limit and places each one below it: in a free gap, or else where it must
+// each with a slightly lower limit. A step removes the items that reach above
+// the limit and places each one below it: in a free gap, or else where it must
 // eject the items that are easiest to place again, which are placed next. Such
 // a chain of moves is undone if it does not reduce the weight of the items
 // without a place. An item that fits no free gap becomes more costly to eject.

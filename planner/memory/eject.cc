@@ -141,7 +141,7 @@ class Ejector {
     moves_.push_back({k, -1});
   }
 
-  // Removes the items that occupy a cheap place for item k, and returns it.
+  // Removes the items that occupy a cheap place for item k. Returns the place.
   int64_t MakeRoom(uint32_t k) {
     const Item& item = problem_.items[k];
     taken_.List(item, &together_);
@@ -273,7 +273,7 @@ class Ejector {
   std::vector<float> weight_;  // an item's difficulty, from size and lifetime
   Occupancy taken_;
   std::vector<uint32_t> pool_;  // items without a place; the last is next
-  double missing_ = 0;          // sum of their weights
+  double missing_ = 0;          // sum of the weights of the items in pool_
   std::vector<Move> moves_;     // of the current chain
   std::mt19937 random_;
   int64_t looked_ = 0;

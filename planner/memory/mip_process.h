@@ -1,6 +1,6 @@
 // MEMO section 4.2's mixed-integer program, strengthened, for one problem
-// (internal to the planner). CBC (cbc.cc) runs in a separate process, so that a
-// crash or hang of CBC costs only the proof.
+// (internal to the planner). SolveMip runs CBC (cbc.cc) in a separate process,
+// so that a crash or hang of CBC costs only the proof.
 #pragma once
 
 #include <cstdint>

@@ -33,7 +33,6 @@ bool AreFew(const Problem& problem, int32_t width) {
          kMostWindowsAnItem * static_cast<int64_t>(problem.items.size());
 }
 
-// Calls visit(array) for each array of a block.
 void ForEachArray(ScanBlock* block, auto visit) {
   visit(block->lower);
   visit(block->upper);

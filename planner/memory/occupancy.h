@@ -4,7 +4,7 @@
 // A list holds items in blocks, ascending in address. A query scans all items,
 // and tracks the highest end of those that live in the queried slots. (Not a
 // segment tree over the slots, which takes 3 to 10 times as long on random
-// lifetimes, and as long on a training run's.)
+// lifetimes, and as long on those of a training run.)
 //
 // If lifetimes are short compared with the trace, items are also stored in
 // lists of half-overlapping windows of slots, of several widths. A query about
@@ -40,13 +40,13 @@ struct ScanBlock {
 struct Scan {
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
-  int32_t lower;  // slots
+  int32_t lower;  // the queried slots are [lower, upper)
   int32_t upper;
   int64_t size;
   int64_t enough;       // a gap of at most this ends the scan
   int64_t reach = 0;    // the highest end of the scanned items
   int64_t gap = kNone;  // the smallest gap of `size` or more, lowest on ties
-  int64_t offset = 0;   // of that gap
+  int64_t offset = 0;   // where `gap` begins
 };
 
 struct ScanFunctions {

@@ -76,8 +76,8 @@ class Detector {
     size_t Length() const { return end - begin; }
   };
 
-  // Gives equal tokens to requests with equal direction, size and (if it is
-  // short) lifetime.
+  // Gives equal tokens to requests of equal kind (allocation or free), size
+  // and, if it is short, lifetime. Returns false if `stopped` returned true.
   bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
@@ -120,7 +120,7 @@ class Detector {
       const size_t distance = k - std::exchange(at->second, k);
       if (distance >= kLeastPeriod) ++count[distance];
     }
-    std::vector<std::pair<size_t, size_t>> ranked;  // times, period
+    std::vector<std::pair<size_t, size_t>> ranked;  // score, period
     for (const auto& [period, times] : count) {
       // A token counts once per period, so counts are weighted by the period.
       ranked.push_back({times * period, period});
@@ -169,7 +169,7 @@ class Detector {
     if (best == SIZE_MAX) return false;
     size_t from = best;
     for (size_t to = from + run.period; to <= run.end; to += run.period) {
-      if (!IsCut(to)) continue;  // the longer span that follows is left out
+      if (!IsCut(to)) continue;  // a span to the next cut is no pass: too long
       if (to - from == run.period)
         passes->push_back({TimeOf(from), TimeOf(to)});
       from = to;
@@ -189,7 +189,7 @@ class Detector {
   const plan::Trace& trace_;
   const std::vector<Request> requests_;
   std::vector<uint32_t> tokens_;
-  std::vector<uint32_t> lives_;  // of each request's buffer, in requests
+  std::vector<uint32_t> lives_;  // by request: its buffer's lifetime
 };
 
 // ---- Two levels ------------------------------------------------------------

@@ -1,5 +1,5 @@
-// Finds repeated passes in a trace and plans it in the two levels of MEMO
-// section 4.2, without marked layers (internal to the planner).
+// Finds repeated passes in a trace that marks no layers, and plans the trace in
+// the two levels of MEMO section 4.2 (internal to the planner).
 #pragma once
 
 #include <functional>

@@ -41,7 +41,7 @@ struct PortfolioOptions {
   absl::Time deadline;
   // The arms end at a plan with a peak of at most `goal`, which is >= max_live.
   int64_t goal = 0;
-  // Whether a plan above the goal is useless, so that arms try nothing else.
+  // Whether the arms only look for plans that meet the goal.
   bool goal_is_capacity = false;
   std::function<void(const std::string& arm, const Knowledge&)> progress;
 
@@ -93,7 +93,6 @@ int64_t EjectionVisits(size_t items) {
 // CBC rarely proves anything about larger problems in the time that it gets.
 constexpr size_t kMaxCbcItems = 60;
 
-// Runs the arms on one piece of the problem.
 class PieceSolver {
  public:
   PieceSolver(const Problem& problem, int64_t goal,
@@ -299,13 +298,12 @@ Knowledge KnownOf(const Problem& problem, const Knowledge& whole,
   return known;
 }
 
-// Runs replay, sweep and greedy race on the whole problem.
 Knowledge RunGreedy(const Problem& problem, const PortfolioOptions& options) {
   const Piece whole{.problem = problem};
   return KnownOf(whole, options.goal, options);
 }
 
-// Improves `known` by running the other arms on each piece of the problem.
+// Improves `known` by running the later arms on each piece of the problem.
 void RunPieces(const Problem& problem, const PortfolioOptions& options,
                Knowledge* known) {
   Pieces pieces = Decompose(problem);
@@ -374,8 +372,9 @@ absl::Status CheckTrace(const plan::Trace& trace) {
   int64_t left = kMostBytes;
   for (const plan::Buffer& b : trace.buffers) {
     if (b.lower >= b.upper) {
-      return absl::InvalidArgumentError(fmt::format(
-          "buffer {} lives in [{}, {}): nothing", b.id, b.lower, b.upper));
+      return absl::InvalidArgumentError(
+          fmt::format("buffer {} lives in [{}, {}), an empty range", b.id,
+                      b.lower, b.upper));
     }
     if (b.size < Bytes(0)) {
       return absl::InvalidArgumentError(

@@ -52,7 +52,7 @@ struct MemoryPlan : plan::Placement {
   size_t buffers = 0;
   Bytes max_live;  // most bytes alive at once, with sizes rounded up
   int levels = 1;  // 2 if the best plan was made from passes
-  // "proof": the peak equals the bound; "capacity": the plan fits in it;
+  // "proof": the peak equals the bound; "capacity": the plan fits the capacity;
   // "work": all arms used their budgets; "time"; "stopped".
   std::string stopped_by;
   // Whether a plan can fit the capacity. Not set without a capacity, or if the
@@ -71,9 +71,9 @@ struct MemoryPlan : plan::Placement {
 
 // Plans the trace. For a valid trace the plan is always valid. It is the same
 // in every run unless `stop` or a time limit cuts work short: the whole limit,
-// the half of it for a capacity, the eighth for levels, or CBC's. `stopped_by`
-// reports only `stop` and the whole limit. InvalidArgument: the alignment or a
-// buffer is invalid; the message names it.
+// the half of it for a capacity, the eighth for a plan of two levels, or the
+// limit of CBC. `stopped_by` reports only `stop` and the whole limit.
+// InvalidArgument: the alignment or a buffer is invalid; the message names it.
 absl::StatusOr<MemoryPlan> PlanMemory(const plan::Trace& trace,
                                       const MemoryOptions& options);
 

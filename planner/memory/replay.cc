@@ -15,7 +15,7 @@
 namespace sluice::planner {
 namespace {
 
-// An item in a sweep's time, which runs backward in one of the halves.
+// An item in a sweep's time, which runs backward in a backward sweep.
 struct Stay {
   int32_t begin;
   int32_t end;

@@ -140,7 +140,7 @@ SearchResult Restarts::Ask(int64_t capacity, int64_t max_nodes,
         return result;
       }
     }
-    // Mixtures get twice as many nodes as the static orders used.
+    // Mixtures get twice as many nodes as the static orders used in this round.
     const int64_t until = 3 * result.nodes - 2 * before;
     while (result.nodes < until) {
       const int64_t left = max_nodes - result.nodes;

@@ -15,7 +15,7 @@
 namespace sluice::planner {
 
 enum class Verdict {
-  kFits,        // offsets hold
+  kFits,        // offsets() is a placement within the capacity
   kImpossible,  // proved: no placement has a peak <= capacity
   kUnknown,     // the budget was used up
 };
@@ -112,16 +112,16 @@ class CanonicalSearch {
   std::vector<uint32_t> rank_;
   Offsets least_;  // lowest possible offset; final if placed
   std::vector<uint8_t> placed_;
-  std::vector<int64_t> remaining_;  // units of open items in a slot
-  std::vector<int32_t> cover_;      // open items alive in s - 1 and in slot s
-  std::vector<uint32_t> support_;   // [item]: the last item that CanRest found
-  std::vector<uint32_t> witness_;   // [slot]: the last item that SlotFits found
+  std::vector<int64_t> remaining_;  // [slot]: units of open items
+  std::vector<int32_t> cover_;  // [slot]: open items also alive a slot before
+  std::vector<uint32_t> support_;  // [item]: the last item that CanRest found
+  std::vector<uint32_t> witness_;  // [slot]: the last item that SlotFits found
   // The slot and item of the last failure are checked first: most dead ends
   // have the same reason.
   size_t bad_slot_ = 0;
   uint32_t bad_item_ = 0;
   std::vector<uint32_t> open_;
-  std::vector<uint32_t> position_;  // of an item in open_
+  std::vector<uint32_t> position_;  // [item]: its index in open_
   std::vector<Candidate> pool_;  // candidates of all nodes on the current path
   std::vector<Change> trail_;
 };

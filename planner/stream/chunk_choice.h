@@ -30,7 +30,7 @@ struct ChunkChoice {
   int64_t rows = 0;  // the best of the trials; 0 before the first trial
 };
 
-// The search doubles from the first size while a larger one is not slower, or
+// The search doubles from the first size while a larger size is not slower, or
 // while the host is busy for more than a third of the time; then it halves
 // below the first size. (The host takes the same time per block of attention
 // whatever the size, and must not delay the device.) `trials` has all trials so

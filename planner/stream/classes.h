@@ -29,7 +29,7 @@ enum class Class {
   kGate,
   kAct,
   kInput,           // hidden states: a layer's input, later its gradient
-  kOutputGradient,  // dO
+  kOutputGradient,  // dO, the gradient of kO
   // Gradients of the inner side (BackwardOrder), summed block by block: dq with
   // keys outer, dk and dv with queries outer.
   kQueryGradient,
@@ -48,14 +48,14 @@ enum class Rows {
 // heads, the FFN's width, or one element per q head.
 enum class Width { kHidden, kQuery, kKey, kFfn, kPerHead };
 enum class Precision {
-  kActivation,  // the dtype
+  kActivation,  // StreamOptions::dtype
   kFp32,
-  kOutput  // fp32 or the dtype (StreamOptions::round_output)
+  kOutput  // fp32 or the dtype, by StreamOptions::round_output
 };
 // How long rows live.
 enum class Life {
   kLayer,   // from a layer's forward to its backward; memory for every layer
-  kStep,    // the whole step; one set per layer and one more
+  kStep,    // the whole step; one set per layer and one for the last output
   kScratch  // during one layer's backward; the next layer overwrites them
 };
 
@@ -90,7 +90,7 @@ struct ClassTraits {
 };
 
 // k and v that are not kept are always copied, because later chunks read them.
-// To drop their rows means only that they lie in scratch and not in the layer's
+// If their rows are dropped, the copies lie in scratch and not in the layer's
 // own memory.
 inline constexpr std::array<ClassTraits, kClassCount> kClasses = [] {
   using enum Class;
@@ -137,9 +137,9 @@ inline constexpr Class kLayerClasses[] = {
     Class::kNorm1, Class::kQ,    Class::kK,  Class::kV,
     Class::kO,     Class::kLse,  Class::kX2, Class::kNorm2,
     Class::kUp,    Class::kGate, Class::kAct};
-// Subsets of the free classes: those in head layout; those of a layer's second
-// half, each made from the ones before; and all.
+// The free classes in head layout.
 inline constexpr Class kHeadClasses[] = {Class::kQ, Class::kK, Class::kV};
+// The free classes of a layer's second half. Each is made from those before it.
 inline constexpr Class kPostClasses[] = {Class::kX2, Class::kNorm2, Class::kUp,
                                          Class::kGate, Class::kAct};
 inline constexpr Class kFreeClasses[] = {
@@ -156,8 +156,8 @@ int64_t Sum(std::span<const Class> classes, auto of) {
   return sum;
 }
 
-// What attention's blocks copy: the two sides of backward (forward fetches
-// keys), and the inner side's sums.
+// Classes that attention's blocks copy: the two sides of backward (forward
+// fetches only keys), and the inner side's sums.
 inline constexpr Class kKeyPair[] = {Class::kK, Class::kV};
 inline constexpr Class kQuerySide[] = {Class::kQ, Class::kOutputGradient,
                                        Class::kO, Class::kLse};

@@ -11,9 +11,9 @@
 namespace sluice::stream {
 
 // Token fractions of a class. The first `keep` of a rank's rows of a chunk stay
-// in HBM, the next `swap` go to host memory, and the rest is recomputed. If the
-// class is used in place, `keep` is the fraction of last chunks that stay
-// (Keep::kChunks), or 0 or 1 (Keep::kWhole).
+// in HBM, the next `swap` go to host memory, and the other rows are recomputed.
+// If the class is used in place, `keep` is the fraction of last chunks that
+// stay (Keep::kChunks), or 0 or 1 (Keep::kWhole).
 struct ClassFractions {
   double keep = 0;
   double swap = 0;
@@ -32,8 +32,8 @@ FractionMap FillFractions(const ModelShape& model, const FractionMap& given,
 // Returns fractions with which a step keeps every class, scratch included.
 FractionMap KeepEverything(const ModelShape& model);
 
-// Adds an entry for every class of Keep::kChunks that `given` lacks, which
-// keeps the last chunks, the fraction `keep` of all, in HBM.
+// Adds an entry for every class of Keep::kChunks that `given` lacks. The entry
+// keeps the fraction `keep` of the chunks, the last ones, in HBM.
 FractionMap KeepLastChunks(FractionMap given, double keep);
 
 // Adds an entry for every free class that `given` lacks, which drops the class

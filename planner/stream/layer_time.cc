@@ -20,7 +20,7 @@ int64_t SavedPost(const StreamShape& shape, int64_t m) {
 // takes as long as the longest path through chunks and stages. That is exact
 // for equal chunks.
 struct Pipeline {
-  double in = 0, compute = 0, out = 0;  // of the whole phase
+  double in = 0, compute = 0, out = 0;  // seconds of the whole phase
   double first_in = 0, first_compute = 0;
   double last_compute = 0, last_out = 0;
 
@@ -43,7 +43,7 @@ class LayerTime {
 
   // In a ring of p slots, p blocks are done in the time in which one block is
   // fetched and used. All other rings have two slots, so their copies and
-  // compute overlap completely, and the longer of both counts. With at least
+  // compute overlap completely, and the longer of the two counts. With at least
   // two chunks, the next layer's first chunk is fetched while this layer's last
   // chunk is computed.
   double Forward() const {
@@ -75,16 +75,16 @@ class LayerTime {
         .Seconds();
   }
 
-  // A slot serves every `depth`-th block. Between two uses lie a block's
-  // compute, the copy out of its sums while the next inner chunk is fetched,
-  // and then the fetch of that chunk's sums, because copies in go in order.
+  // A slot serves every `depth`-th block. Between two uses of a slot lie a
+  // block's compute, the copy out of its sums while the next inner chunk is
+  // fetched, and the fetch of that chunk's sums (copies in go in order).
   double Attention() const {
     const double depth = shape_.prefetch_depth;
     const double chunks = static_cast<double>(last_ + 1);
     const double diagonal = compute_.blocks / (chunks * chunks);
     const double projected = compute_.projections / chunks;
     const double both = In(FirstIn(2, 1));
-    // While the last chunk is computed, its own copies cannot be early.
+    // The phase before still computes the last chunk; its copies come later.
     const EarlySlots slots = shape_.early(Phase::kAttention);
     const int64_t early_outer = std::min(slots.outer, last_);
     const int64_t early_inner = std::min(slots.blocks, last_);
@@ -164,8 +164,8 @@ class LayerTime {
   // Returns the seconds that blocks wait for sums. The sums of the inner side
   // are sent after an outer chunk's last block and fetched again before the
   // next outer chunk's block of the same inner chunk. Near the end, too few
-  // blocks lie between the two. `blocks`: seconds of all blocks at the rate
-  // that copies allow.
+  // blocks lie between sending and fetching. `blocks`: seconds of all blocks at
+  // the rate that copies allow.
   double SumsWaited(double blocks) const {
     if (last_ == 0) return 0;
     const int64_t sums = shape_.moved_bytes(kSums, 0);

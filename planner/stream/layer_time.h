@@ -21,7 +21,7 @@ struct LinkSpeeds {
 // Seconds of the pieces of one layer's compute on a rank, without copies.
 struct LayerCompute {
   double keys = 0;         // forward's off-diagonal blocks
-  double forward = 0;      // the rest of forward
+  double forward = 0;      // forward without these blocks
   double tokens = 0;       // backward up to dO, and all recomputation
   double blocks = 0;       // attention's backward with diagonal blocks
   double projections = 0;  // qkv.backward
@@ -57,7 +57,7 @@ struct EndsCompute {
   double embed = 0, loss = 0, embed_backward = 0;
   double total() const { return embed + loss + embed_backward; }
 };
-// Returns the total time of these parts with copies.
+// Returns the seconds of the three parts together, with their copies.
 double TimeEnds(const StreamShape& shape, const EndsCompute& compute,
                 const LinkSpeeds& links);
 
@@ -68,7 +68,7 @@ class RecordedSeconds {
   double Of(Segment which, const Executions& count) const;
 
  private:
-  std::map<std::string, double> once_;  // of one execution, by kind
+  std::map<std::string, double> once_;  // seconds of one execution, by kind
 };
 
 // Returns the seconds of a step of one sequence. `recorded` has the segments of

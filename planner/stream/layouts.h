@@ -35,12 +35,12 @@ class ChunkLayout {
 // The heads and the queries for which each rank computes attention (Ulysses).
 // `head_ranks` ranks, the greatest common divisor of ranks and heads, divide
 // the heads. If there are more ranks, a chunk's queries are cut into
-// `row_parts` parts, those of `head_ranks` consecutive ranks, and k and v of
-// the whole chunk are gathered to each part (context parallelism with gathered
-// keys: Llama 3, arXiv 2407.21783, section 3.3.2).
+// `row_parts` parts, each with the rows of `head_ranks` consecutive ranks, and
+// k and v of the whole chunk are gathered to each part (context parallelism
+// with gathered keys: Llama 3, arXiv 2407.21783, section 3.3.2).
 //
-// If a rank's q heads do not use its kv heads in equal groups (12/3 on 4
-// ranks), kv heads are expanded to one per q head, and `grouped` is false.
+// If a rank's q heads do not use its kv heads in equal groups (12 and 3 heads
+// on 4 ranks), kv heads are expanded to one per q head, and `grouped` is false.
 struct HeadLayout {
   HeadLayout(int64_t heads, int64_t kv_heads, int64_t ranks);
 

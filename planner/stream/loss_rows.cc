@@ -18,7 +18,7 @@ int64_t LossRows(const ModelShape& model, int64_t element) {
   const double traffic =
       model.head_weights() * static_cast<double>(2 * 4 + 2 * element);
   // Operations per row and parameter: two in forward, four in backward.
-  // Attention is not counted; it would only increase the number.
+  // Attention is not counted; its operations would only lower the result.
   const double operations = 6.0 * model.parameters();
   const double rows =
       traffic * kOperationsPerByte / (kHeadTrafficShare * operations);

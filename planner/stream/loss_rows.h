@@ -29,7 +29,8 @@ inline constexpr int64_t kLeastLogits = 1 << 22;
 // A calibration runs up to two groups of chunks, so groups must be short.
 inline constexpr int64_t kMostLossChunks = 16;
 
-// Returns the rows of logits at a time. `element` is the bytes of a weight.
+// Returns how many rows of logits are computed at a time. A weight has
+// `element` bytes.
 int64_t LossRows(const ModelShape& model, int64_t element);
 
 struct LossCut {

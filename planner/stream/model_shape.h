@@ -81,7 +81,8 @@ struct ModelShape {
   double layer_weights() const;
   double down_weights() const { return active_ffn() * double(hidden); }
   double head_weights() const { return double(vocab) * double(hidden); }
-  // Return a layer's FFN weights over all experts, and all its weights.
+  // Return the FFN weights of all experts of a layer, all of a layer's weights,
+  // and all of the model's.
   double expert_weights() const {
     return double(experts) * double(hidden * ffn) * (gated ? 3.0 : 2.0);
   }
@@ -97,7 +98,7 @@ struct ModelShape {
   absl::Status Validate() const;
   // Checks that the streamed C++ layer runs this model on this number of ranks.
   // Refuses unsupported traits by name, and heads that kv_heads do not divide
-  // (ATen's CPU attention silently accepts 4/3).
+  // (ATen's CPU attention silently accepts 4 heads with 3 kv_heads).
   absl::Status ValidateStream(int64_t ranks) const;
   // Checks heads % ranks = 0, which methods without streaming require.
   absl::Status ValidateWholeHeads(int64_t ranks) const;

@@ -1,4 +1,4 @@
-// The options of one rank's streamed step, from which this folder computes.
+// The options of one rank's streamed step, the folder's input.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ constexpr int64_t ElementBytes(Dtype dtype) {
 enum class BackwardOrder { kKeysOuter, kQueriesOuter };
 
 // Returns whether a step of that order stores the class. The gradients of the
-// side that stays are not a class.
+// outer side stay in HBM and are not a class.
 bool HasClass(BackwardOrder order, Class which);
 
 struct StreamOptions {
@@ -32,8 +32,8 @@ struct StreamOptions {
   ChunkLayout layout{0, 1, 1};
   int rank = 0;
   Dtype dtype = Dtype::kFp32;
-  // Token fractions of the free classes. A class that is not in `fractions`
-  // swaps the fraction `alpha` and keeps nothing (MEMO's policy).
+  // Token fractions. A free class that is not in `fractions` swaps the fraction
+  // `alpha` and keeps nothing (MEMO's policy).
   double alpha = 1.0;
   FractionMap fractions;
   // Slots of the block ring: one is in use, the others are being copied.

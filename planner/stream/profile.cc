@@ -104,7 +104,7 @@ class ProfileBuilder {
   }
 
   // Returns the bytes of a class in one layer's own memory, without chunks that
-  // run again and the resident chunks of a class that is resident in part.
+  // run again and resident chunks of a class that is resident in part.
   int64_t OwnBytes(Class which) const {
     if (Traits(which).free() || shape_.resident(which)) {
       return shape_.class_bytes(which);
@@ -203,8 +203,8 @@ class ProfileBuilder {
              shape_.saved_sets(m) * (shape_.moved_bytes(Class::kO, m) +
                                      shape_.moved_bytes(Class::kLse, m));
     });
-    // The last layer's output, chunks that run again, and scratch: dq, dO, and
-    // all rows of q, k and v, as if they were dropped.
+    // Counts the last layer's output, chunks that run again, and scratch: the
+    // sums, dO, and all rows of q, k and v, as if they were dropped.
     profile_.host_fixed = Bytes(rerun + shape_.moved_bytes(Class::kInput) +
                                 shape_.moved_bytes(kSums) +
                                 shape_.moved_bytes(Class::kOutputGradient) +
@@ -219,7 +219,7 @@ class ProfileBuilder {
   plan::RankProfile profile_;
 };
 
-// Returns the seconds on a full chunk, or on the tail if that is not recorded.
+// Returns the seconds on a full chunk, or else on the tail, or 0.
 double Once(const std::vector<plan::SegmentKind>& recorded, Segment which) {
   for (const bool full : {true, false}) {
     const auto found = std::ranges::find(recorded, KindOf(which, full),

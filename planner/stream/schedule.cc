@@ -7,8 +7,8 @@ namespace sluice::stream {
 namespace {
 
 // Counts a segment's executions in closed form: one per chunk, or one per block
-// off the diagonal. A block with the tail's queries counts as the tail's; none
-// has the tail's keys.
+// off the diagonal. A block with the tail's queries counts as the tail's. No
+// block off the diagonal has the tail's keys.
 Executions OfChunks(int64_t full, int64_t tail, Segment which) {
   const bool pairs = which == Segment::kOffdiagonalForward ||
                      which == Segment::kOffdiagonalBackward;

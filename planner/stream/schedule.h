@@ -60,7 +60,7 @@ LayerTraffic CountTraffic(const StreamShape& shape);
 // bound.
 LayerTraffic FixedTraffic(const StreamShape& shape);
 
-// Returns the bytes, both ways, that attention's blocks copy in a backward.
+// Returns the bytes that a layer's backward copies in and out for its blocks.
 int64_t BlockBytes(StreamOptions options, BackwardOrder order);
 // Returns the order with fewer BlockBytes, keys outer on ties.
 BackwardOrder OrderOfLeastBytes(const StreamOptions& options);

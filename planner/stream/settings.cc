@@ -23,7 +23,7 @@ int64_t WorkingBytes(const StreamOptions& options) {
 }
 
 // Returns fractions for the open free classes. A class that can be kept by rows
-// keeps `keep`; `alpha` of the rest is swapped.
+// keeps `keep`; `alpha` of its other rows is swapped.
 FractionMap Share(const SettingsQuestion& q, double keep, double alpha) {
   FractionMap fractions = q.stream.fractions;
   for (const Class which : kFreeClasses) {

@@ -2,7 +2,7 @@
 // backward's order, whether everything is kept in HBM, and, if host memory is
 // short, which chunks are kept in HBM or run again. Settings are compared by
 // their step time in the available memory. The effect of the chunk size on
-// kernels is measured; the rest is computed.
+// kernels is measured; other effects are computed.
 #pragma once
 
 #include <optional>
@@ -23,11 +23,9 @@ struct Settings {
   BackwardOrder order = BackwardOrder::kKeysOuter;
   bool resident = false;     // every class is kept; nothing is copied
   int64_t rerun_layers = 1;  // as in StreamOptions
-  // Chosen by StreamOf, 0 in the results of SettingsOf: how many first chunks
-  // run again (the same on all ranks), and the last fraction of o, lse and
-  // inputs that stays in HBM (on this rank).
-  int64_t rerun_chunks = 0;
-  double kept = 0;
+  // StreamOf chooses the two fields below; SettingsOf leaves them 0.
+  int64_t rerun_chunks = 0;  // first chunks that run again, on every rank
+  double kept = 0;  // fraction of o, lse and inputs in HBM: the last chunks
   bool operator==(const Settings&) const = default;
 };
 

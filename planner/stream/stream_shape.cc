@@ -146,7 +146,7 @@ int64_t StreamShape::row_bytes(Class which) const {
   const ClassTraits& traits = Traits(which);
   if (traits.gated_only && !gated) return 0;
   if (!HasClass(order, which)) return 0;
-  // By Precision and Width.
+  // Indexed by Precision, and by Width.
   const int64_t bytes[] = {element, 4, output_element};
   const int64_t widths[] = {hidden, q_heads * dim, kv_heads * dim, ffn,
                             q_heads};
@@ -162,7 +162,7 @@ int64_t StreamShape::stored(Class which, int64_t m) const {
 }
 
 RingSizes StreamShape::rings(Phase phase) const {
-  // A slot for the largest chunk of a class: all of it, or its stored rows.
+  // Return a slot's bytes for all, or the stored, rows of the largest chunk.
   const auto whole = [this](Class which) {
     return AlignSlot(moved_bytes(which, 0));
   };

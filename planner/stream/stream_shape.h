@@ -110,9 +110,10 @@ class StreamShape {
   int64_t layers_rerun() const {
     return rerun_chunks > 0 ? (layers - 1) / rerun_layers * rerun_layers : 0;
   }
-  // The number of sets of hidden states of chunk m, and the set with a layer's
-  // input (layer == layers: with the last output). A chunk that runs again has
-  // only the groups' inputs, the inputs inside one group, and the last output.
+  // Return the number of sets of hidden states of chunk m, and the set with a
+  // layer's input (layer == layers: with the last output). A chunk that runs
+  // again has the groups' inputs, the inputs inside one group, and the last
+  // output.
   int64_t hidden_sets(int64_t m) const {
     if (!reruns(m)) return layers + 1;
     return groups() + std::min(rerun_layers, layers);
@@ -140,8 +141,8 @@ class StreamShape {
     return present_of(which, m, rank);
   }
   int64_t present_of(Class which, int64_t m, int64_t p) const;
-  // For q, k, v in head layout: the stored and dropped rows that this rank
-  // holds; and whether any rank drops rows, the same on all ranks.
+  // Return, for q, k and v in head layout, the stored and dropped rows that
+  // this rank holds, and whether any rank drops rows (the same on all ranks).
   int64_t head_stored(Class which, int64_t m) const;
   int64_t head_dropped(Class which, int64_t m) const {
     return class_rows(which, m) - head_stored(which, m);
@@ -177,8 +178,8 @@ class StreamShape {
   // Returns the bytes of one row of a class, or 0 if this model or order does
   // not have the class.
   int64_t row_bytes(Class which) const;
-  // This rank's rows of a class in chunk m, the bytes of these rows, and the
-  // bytes of all chunks.
+  // Return this rank's rows of a class in chunk m, the bytes of these rows, and
+  // the bytes of the class in all chunks.
   int64_t class_rows(Class which, int64_t m) const {
     const Rows held = Traits(which).rows;
     return held == Rows::kTokens    ? local(m)
@@ -202,8 +203,8 @@ class StreamShape {
   int64_t moved_bytes(std::span<const Class> classes, auto... m) const {
     return Sum(classes, [&](Class which) { return moved_bytes(which, m...); });
   }
-  // Return rows that are stored in host memory, and bytes of those, of dropped
-  // rows, and of rows kept in HBM.
+  // Return the rows that are stored in host memory, their bytes in chunk m and
+  // in all chunks, and the bytes of dropped rows and of rows kept in HBM.
   int64_t stored(Class which, int64_t m) const;
   int64_t stored_bytes(Class which, int64_t m) const {
     return stored(which, m) * row_bytes(which);
@@ -260,7 +261,7 @@ class StreamShape {
   void CutRuns();
 
   std::array<ClassFractions, kClassCount> fractions_;  // by Class
-  std::array<int64_t, kClassCount> resident_from_;     // first chunk
+  std::array<int64_t, kClassCount> resident_from_;     // first resident chunk
   std::vector<Run> runs_;
 };
 

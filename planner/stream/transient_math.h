@@ -282,9 +282,10 @@ class TransientMath {
     return dx;
   }
 
-  // Cuts a causal block as attention_blocks.cc does: into its queries with the
-  // keys before them, and the rest by halves, down to kCausalRows. Calls `call`
-  // once per size; there are few sizes, because halves are whole tiles.
+  // Cuts a causal block as attention_blocks.cc does: first into its queries
+  // with all earlier keys, then the causal square by halves down to
+  // kCausalRows. Calls `call` once per size; there are few sizes, because
+  // halves are whole tiles.
   static void Causal(BlockSize b, auto call) {
     const int64_t before = b.keys - b.queries;
     if (before > 0) call({b.queries, before, b.q_heads, b.kv_heads});

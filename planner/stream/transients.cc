@@ -13,7 +13,7 @@ namespace {
 
 enum class Towards { kHeads, kTokens };
 
-// Tensors exchanged together: `queries` with q's heads, `keys` with k's.
+// Numbers of tensors exchanged together, with q's heads and with k's heads.
 struct Travellers {
   int queries = 0, keys = 0;
   int64_t element = 0;
@@ -354,7 +354,7 @@ class TransientSegments {
   const TransientMath math_;
 };
 
-// Simulates the tail, and for all full chunks the first, or for blocks off the
+// Simulates the tail and one full chunk: the first, or for blocks off the
 // diagonal the second, because the first has no earlier keys.
 Bytes PeakOf(std::span<const SegmentTraits> segments,
              const StreamOptions& options, const Kernels& kernels) {

@@ -56,7 +56,7 @@ class SwapChecker {
 
   void Positive(const std::string& path, double value) {
     NotNegative(path, value);
-    if (value == 0) Wrong(path, "is 0: it must be above");
+    if (value == 0) Wrong(path, "is 0: it must be positive");
   }
 
   // Checks that `name` is not empty and differs from the names before it.
@@ -195,14 +195,14 @@ class SwapChecker {
     }
     const double sum = keep + tensor.given.swap.value_or(0);
     if (sum > 1 + 1e-9) {
-      Wrong(path + "swap", "with keep it is {}: more than 1", sum);
+      Wrong(path + "swap", "keep and swap are {} together: more than 1", sum);
     }
     const bool keeps = tensor.can_keep && !tensor.given.keep;
     if (tensor.given.swap && !keeps && !tensor.recompute_s && sum < 1 - 1e-9) {
-      Wrong(
-          path + "swap",
-          "with keep it is {}: less than 1, and the rest cannot be recomputed",
-          sum);
+      Wrong(path + "swap",
+            "keep and swap are {} together: less than 1, and the tensor cannot "
+            "be recomputed",
+            sum);
     }
   }
 
@@ -252,11 +252,12 @@ absl::Status WrongClass(const RankProfile& p, const SkeletalClass& c,
 absl::Status CheckClass(const RankProfile& p, const SkeletalClass& c) {
   const double keep = c.given.keep.value_or(0), swap = c.given.swap.value_or(0);
   if (c.must_swap && (keep > 0 || c.given.swap.value_or(1) < 1)) {
-    return WrongClass(p, c,
-                      "must be swapped whole, nothing else may be asked for");
+    return WrongClass(
+        p, c, "must be swapped whole: no other fractions may be requested");
   }
   if (keep > 0 && !c.can_keep) {
-    return WrongClass(p, c, "asks to keep {}, which the runtime cannot", keep);
+    return WrongClass(p, c, "asks to keep {}, but the runtime cannot keep it",
+                      keep);
   }
   if (keep + swap > 1 + 1e-9) {
     return WrongClass(p, c, "asks for keep {} and swap {}: more than 1", keep,

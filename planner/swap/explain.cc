@@ -76,7 +76,6 @@ std::string Percent(double fraction) {
   return fmt::format("{:.1f} %", 100 * fraction);
 }
 
-// Returns the cost of recomputing the class, in words.
 std::string Price(const plan::SkeletalClass& c) {
   if (c.recompute_seconds <= 0) return "recomputing it costs nothing";
   const auto bytes = static_cast<double>(c.bytes_per_layer.count());
@@ -88,8 +87,8 @@ std::string Price(const plan::SkeletalClass& c) {
 std::string Chosen(const plan::SkeletalClass& c, const plan::TokenFractions& f,
                    const std::string& full, bool stalls) {
   const std::string copies =
-      c.traffic_in_fixed ? "its copies are made in any case, it costs host "
-                           "memory only"
+      c.traffic_in_fixed ? "its copies are made in any case, so swapping costs "
+                           "only host memory"
       : stalls ? "what shows of its copies costs less than to recompute it"
                : "its copies hide under the layer's windows";
   if (f.swap == 1) return "swapped whole: " + copies;
@@ -182,8 +181,8 @@ std::string LimitedBy(const plan::RankProfile& profile,
                       const Fractions& fractions,
                       const std::vector<FullRows>& full) {
   bool given = false, chosen = false;
-  // FullRow::kind of the rank's limit, and of the job's for shared classes.
-  std::string own, shared;
+  std::string own;     // FullRow::kind of the rank's own limit
+  std::string shared;  // FullRow::kind of the job's limit, for shared classes
   const auto first = [](std::string* kept, const FullRow& row) {
     if (kept->empty() || row.kind == "host") *kept = row.kind;
   };

@@ -7,7 +7,7 @@
 namespace sluice::planner {
 namespace {
 
-// Rounds up, except rounding errors.
+// Rounds up, but ignores rounding errors of up to 1e-3 bytes.
 Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));
 }

@@ -45,12 +45,12 @@ struct TensorForms {
 // The LP, and the meaning of its columns and rows.
 struct JointRows {
   std::vector<CapacityRow> capacities;
-  std::vector<std::vector<TensorForms>> tensors;  // rank, tensor
+  std::vector<std::vector<TensorForms>> tensors;  // by rank and tensor
   LinearProgram program;
   // Columns: the sum of excesses and the three objectives. Each has a unit that
   // makes its value about 1.
   int excess_sum = 0, step = 0, recompute = 0, moved = 0;
-  SwapObjective unit;             // of the objectives' columns
+  SwapObjective unit;             // units of the objectives' columns
   std::vector<int> excess;        // excess column of each capacity
   std::vector<int> capacity_row;  // row of each capacity
   std::vector<double> row_scale;  // bytes or bytes/s per unit of the row
@@ -62,8 +62,8 @@ struct JointRows {
     // for a rank with one kind.
     std::vector<int> kinds;
   };
-  std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // rank, direction
-  int kinds_sum = 0;  // sum of the kinds' columns
+  std::vector<std::map<CapacityRow::Kind, Rate>> rates;  // by rank, direction
+  int kinds_sum = 0;  // column of the sum of all Rate::kinds; 0 without them
   std::unique_ptr<LinearSolver> solver;
 };
 
@@ -75,22 +75,22 @@ JointRows MakeJointRows(const NodeSwapProblem& problem, bool stalls);
 // Builds and solves the LP of one problem. Thread safety: none.
 class JointProgram {
  public:
-  // `problem` must have passed CheckNodeSwap and outlive the program. If
-  // `hidden`, a program that Solve has solved, is given, builds the program of
-  // SolveWithStalls, which starts from the basis of `hidden`.
+  // `problem` must have passed CheckNodeSwap and outlive the program. Without
+  // `hidden`, the program is for Solve. With `hidden`, which Solve has solved,
+  // the program is for SolveWithStalls and starts from the basis of `hidden`.
   explicit JointProgram(const NodeSwapProblem& problem,
                         const JointProgram* hidden = nullptr);
 
   struct Answer {
     bool feasible = false;    // a plan fits the memory
     bool in_time = false;     // also its copies fit the links
-    NodeFractions fractions;  // those with the least excess if infeasible
-    // By row of CapacitiesOf, in the row's unit.
+    NodeFractions fractions;  // with the least excess if infeasible
+    // The excess of each row of CapacitiesOf, in the row's unit.
     std::vector<double> excess;
   };
   // Solves the program without stalls. `known` has the objectives of another
-  // plan that fits, or is null. The answer is never worse, not even by
-  // rounding.
+  // plan that fits, or is null. The answer is never worse than that plan, not
+  // even by rounding.
   absl::StatusOr<Answer> Solve(const SwapObjective* known);
 
   // Solves the program with copies that may take longer than their windows.

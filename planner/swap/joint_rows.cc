@@ -137,7 +137,7 @@ class RowWriter {
     return terms;
   }
 
-  // The rates that the two passes of a kind need in each direction.
+  // The rates that the two passes of a kind need in one direction.
   using Passes = std::vector<Form>;
   static std::map<RowKind, Passes> PassesOf(const SwapProblem::Kind& kind,
                                             const Form& copied) {

@@ -11,7 +11,7 @@ using SwapProblem = NodeSwapProblem;
 
 constexpr double kAlphaDigits = 1e-9;
 
-// Bytes: fixed + alpha * slope.
+// Bytes, or bytes per second, at alpha: fixed + alpha * slope.
 struct Line {
   double fixed = 0;
   double slope = 0;
@@ -93,8 +93,8 @@ class OneRank {
     if (line.fixed > limit * (1 + kAlphaDigits)) {
       if (refusal_.empty()) {
         refusal_ = fmt::format(
-            "rank '{}' needs {:.6g} of its part {:.6g} of {} even at alpha 0",
-            rank_.name, line.fixed, limit, row);
+            "rank '{}' needs {:.6g} of {} even at alpha 0; its part is {:.6g}",
+            rank_.name, line.fixed, row, limit);
       }
       return;
     }

@@ -401,7 +401,7 @@ absl::StatusOr<FractionsPlan> PlanFractions(
                           PlanNodeSwap(node.problem));
   if (!result.feasible) {
     return absl::InternalError(
-        "the swap plan does not fit, at fractions that do");
+        "the swap plan does not fit, although the given fractions do");
   }
   plan.limits = LimitsOf(node.problem, result);
   const std::vector<Fractions> all = CutFractions(node, result);

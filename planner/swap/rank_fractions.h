@@ -86,7 +86,6 @@ struct FullRows {
   FullRow own;  // among the capacities that the rank uses
   FullRow job;  // among those of the whole job, which limit shared classes
 };
-// Returns the full capacities for each kind of the rank's profile.
 std::vector<FullRows> FullRowsOf(const std::vector<plan::RankProfile>& profiles,
                                  const NodeSwapProblem& problem,
                                  const NodeSwapResult& result, size_t rank);

@@ -22,7 +22,7 @@ double WindowSeconds(const NodeSwapProblem::Rank& rank);
 bool IsOn(const NodeSwapProblem::Rank& rank, const std::string& link);
 bool IsIn(const NodeSwapProblem::Rank& rank, const std::string& host);
 // Copy rates in bytes per second by direction, in the pass that needs more,
-// while layers of one kind run. In PassBytes: bytes.
+// while layers of one kind run. PassBytes holds bytes in this type.
 struct CopyRates {
   double d2h = 0;
   double h2d = 0;

@@ -10,9 +10,9 @@
 namespace sluice::planner::train {
 namespace {
 
-// Places ZeRO-3's shard: weights and gradients on the GPU, or everything in
-// host memory if the shard would leave little room (as in ALST's one-GPU
-// recipe) or does not fit.
+// Places ZeRO-3's shard: the optimizer in host memory; weights and gradients on
+// the GPU, or in host memory too if they would leave little room (as in ALST's
+// one-GPU recipe) or do not fit.
 void PlaceStates(const Request& request, StepParts& parts) {
   const double share = request.model.parameters() / double(request.gpus);
   const double on_gpu = share * (kWeightBytes + kDeepSpeedGradient);

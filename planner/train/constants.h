@@ -5,9 +5,9 @@
 namespace sluice::planner::train {
 
 // --- Memory that tensors may use, as a fraction of the GPU's ----------------
-// The rest is for the context, communicators' buffers, workspaces and the waste
-// of two-level plans. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here) and not
-// 1152K; its full recomputation with a plan fits 640K and not 768K.
+// Other memory is for the context, communicators' buffers, workspaces and the
+// waste of two-level plans. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here)
+// and not 1152K; its full recomputation with a plan fits 640K and not 768K.
 inline constexpr double kPlannedMemory = 0.907;
 // A caching allocator without a plan loses more, because blocks cut for one
 // size do not serve another. Megatron-LM 7B on TP 4 x CP 2 fits 384K and not
@@ -112,10 +112,11 @@ inline constexpr double kAlstLogits = 2e9;
 // goes to host memory, as in ALST's one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
 // The Python package's tensors at the peak, in a chunk's backward. Hidden
-// states and tensors as wide as the FFN: torch's profiler counts 15 and 6.0 on
-// the CPU, in transformers' Llama in bf16 with chunks of 512 to 2,048 rows.
-// Tensors as wide as the queries, in leased GPU memory: those fetched for this
-// chunk and the next, and k, v and fp32 dk, dv of two chunks.
+// states and tensors as wide as the FFN: torch's profiler counts 15 (we take
+// one more) and 6.0 on the CPU, in transformers' Llama in bf16 with chunks of
+// 512 to 2,048 rows. Tensors as wide as the queries, in leased GPU memory:
+// those fetched for this chunk and the next, and k, v and fp32 dk, dv of two
+// chunks.
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
@@ -139,9 +140,9 @@ inline constexpr double kBackwardMoves = 40;
 inline constexpr double kExpertMoves = 4;
 // The fraction of kForwardMoves that precede forward's last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
-// The same for engine python, which runs ATen's kernels, one per operation, in
-// fp32 for norms and sums. Counted in Llama's code in bf16, in hidden states
-// and in tensors as wide as the FFN. (passes.h counts for engine trainer.)
+// Moves of engine python, which runs ATen's kernels, one per operation, in fp32
+// for norms and sums. Counted in Llama's code in bf16, in hidden states (Moves)
+// and in tensors as wide as the FFN (Wide). passes.h counts for engine trainer.
 inline constexpr double kPythonForwardMoves = 54;
 inline constexpr double kPythonForwardWide = 7;  // also in recomputation
 inline constexpr double kPythonRecomputedMoves = 46;

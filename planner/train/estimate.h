@@ -82,7 +82,7 @@ struct Estimate {
   GpuMemory memory;
   LayerTimes layer;  // of one layer and one sequence
   // Whether a caching allocator would reorganise at this size, as on MEMO's
-  // machine. The cost is unknown on this machine, and not included.
+  // machine, at a cost that is unknown on this machine and not included.
   bool reorganisation_unknown = false;
 };
 

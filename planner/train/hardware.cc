@@ -20,7 +20,7 @@ struct HardwareKey {
   const char* table;
   const char* name;
   double Hardware::*value;
-  bool fraction = false;  // of the peak, at most 1
+  bool fraction = false;  // at most 1
   bool optional = false;  // may be absent, and then has a default
 };
 constexpr HardwareKey kKeys[] = {

@@ -22,7 +22,7 @@ struct Hardware {
   std::string name;
   std::string note;  // for example that the node was simulated
 
-  // A GPU: dense bf16 peak, memory visible to the allocator, its bandwidth.
+  // A GPU's dense bf16 peak, allocatable memory, and memory bandwidth.
   double peak_flops = 0;
   double memory_bytes = 0;
   double memory_bytes_per_s = 0;

@@ -264,7 +264,7 @@ StepParts MemoStep(const Request& request, const Settings& settings) {
       (1 - alpha) * kRecomputeCollectives * CollectiveSeconds(request, group);
   AddStep(request, group, settings, 2, parts);
 
-  // Input and attention output are swapped whole, and alpha of the rest.
+  // Input and attention output are swapped whole, the other tensors at alpha.
   const double token = double(request.seq_len) / group.gpus * kElementBytes;
   const double always =
       token * (double(model.hidden) + double(model.query_width()));

@@ -21,12 +21,12 @@ struct Passes {
   double Elements(const stream::ModelShape& model) const;
 };
 
-// A layer's forward. With `stored` the norms' outputs are kept or sent to the
-// host, else they are dropped.
+// Counts a layer's forward. With `stored` the norms' outputs are kept or sent
+// to the host, else they are dropped.
 Passes ForwardPasses(const stream::ModelShape& model, bool stored);
-// Recomputation in backward if all free classes were dropped.
+// Counts recomputation in backward if all free classes were dropped.
 Passes RecomputedPasses(const stream::ModelShape& model);
-// Backward without recomputation. `order` says which sums are moved.
+// Counts backward without recomputation. `order` says which sums are moved.
 Passes BackwardPasses(const stream::ModelShape& model,
                       stream::BackwardOrder order);
 

@@ -28,7 +28,7 @@ struct PublishedLength {
   std::string hardware;  // a name for FindHardware
   int64_t gpus = 0;
   int64_t tokens = 0;
-  bool or_more = false;  // no longer context was tried
+  bool or_more = false;  // the paper tried no greater length
 };
 
 // A figure that a publication reports for its own system.

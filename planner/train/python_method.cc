@@ -26,8 +26,8 @@ struct Rank {
     const double tokens = double(request.seq_len);
     const stream::ChunkLayout layout(request.seq_len, settings.chunk,
                                      settings.sp);
-    // Rounded up, because an estimate may have an sp that does not divide
-    // heads.
+    // q is rounded up, because an estimate may have an sp that does not divide
+    // the heads.
     const int64_t q = (model.heads + settings.sp - 1) / settings.sp;
     const int64_t group = model.heads / model.kv_heads;
     const int64_t kv = q % group == 0 ? q / group : group % q == 0 ? 1 : q;
@@ -87,14 +87,14 @@ void AddPythonCopies(const Request& request, const Rank& rank, double sp,
   const double sums = 2 * rank.keys * before;
   AddCopies(request, own + rank.keys * before + sums, rank.inputs + sums,
             own / rank.chunks, back, layer.recompute.total() + back.total());
-  // The embedding's output and gradient, and the loss's rows.
+  // Adds copies of the embedding's output and gradient, and the loss's rows.
   const double hidden = rank.inputs / request.hardware.host_link_bytes_per_s;
   up.exposed_copy += (2 * hidden + Exposed(hidden, HeadSeconds(request, sp))) /
                      double(request.model.layers);
 }
 
 // Adds a rerun of the whole layer for the first tokens, with the attention
-// among them.
+// among these tokens.
 void AddPythonRerun(const Request& request, const Rank& rank,
                     LayerTimes& layer) {
   if (rank.again == 0) return;

@@ -291,9 +291,9 @@ std::optional<Remedy> OtherMethod(Request request, const GivenSettings& given) {
   return best;
 }
 
-// Larger numbers of GPUs that leave none idle: products of a degree that
-// divides the heads and one that divides the sequences (and a context degree if
-// the method has one), and powers of two times the request's number.
+// Returns larger numbers of GPUs that leave none idle: products of a degree
+// that divides the heads and one that divides the sequences (and a context
+// degree if the method has one), and powers of two times the request's number.
 std::vector<int64_t> NumbersOfGpus(const Request& request) {
   const int64_t most = std::min(request.gpus * kMostTimesGpus, kMostGpus);
   const bool context = TraitsOf(request.method).Has("--cp");
@@ -363,7 +363,7 @@ absl::StatusOr<std::vector<Remedy>> FindRemedies(const Request& request,
   add(FreeSearch(request, given));
   add(Batch(request, given));
   add(OtherMethod(request, given));
-  // Heads do not depend on the length.
+  // A shorter sequence does not change which degrees divide the heads.
   if (asked.reason != Reason::kHeads) {
     SLUICE_ASSIGN_OR_RETURN(auto shorter, Shorter(request, given));
     add(std::move(shorter));

@@ -92,15 +92,15 @@ class Enumeration {
                      });
     return std::move(found_);
   }
-  // A combination that does not divide the heads, if there was one.
+  // Returns a combination that does not divide the heads, if there was one.
   const std::optional<Settings>& undivided() const { return undivided_; }
 
  private:
   static constexpr int64_t kFewGpus = 64;
 
-  // Ranks can share heads (rows are cut into parts), so powers of two, heads
-  // times powers of two, and multiples of 8 up to kFewGpus are tried besides
-  // divisors of the heads.
+  // Returns whether a number of ranks is tried. Ranks can share heads (rows are
+  // cut into parts), so powers of two, heads times powers of two, and multiples
+  // of 8 up to kFewGpus are tried besides divisors of the heads.
   bool IsTried(int64_t sp) const {
     const int64_t heads = request_.model.heads;
     return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||
@@ -184,8 +184,8 @@ class Enumeration {
       return;
     }
     for (const int stage : Stages(request_, given_, s)) {
-      // Spread experts are sharded over fewer ranks than the rest, which is
-      // modelled for stage 1 only.
+      // Spread experts are sharded over fewer ranks than the other weights,
+      // which is modelled for stage 1 only.
       if (s.ep > 1 && stage > 1) continue;
       s.zero = stage;
       found_.push_back(s);
@@ -300,7 +300,7 @@ std::vector<Recompute> Recomputes(const Request& request,
 }
 
 // Every piece has the same number of layers, and sequences are processed in
-// rounds of as many as there are stages (Megatron-LM, interleaved 1F1B).
+// rounds of as many sequences as stages (Megatron-LM, interleaved 1F1B).
 std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {

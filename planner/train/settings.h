@@ -148,10 +148,9 @@ struct Settings {
   bool resident = false;  // sluice: everything stays in HBM
   // sluice: where AdamW's states are.
   stream::StatePlace states = stream::StatePlace::kHbm;
-  int64_t chunk = 0;  // fpdt, sluice: tokens of a chunk, over all ranks
-  // sluice: the number of first chunks that backward runs again, and the number
-  // of layers that run again together (kPython: one).
-  int64_t rerun_chunks = 0, rerun_layers = 1;
+  int64_t chunk = 0;         // fpdt, sluice: tokens of a chunk, over all ranks
+  int64_t rerun_chunks = 0;  // sluice: first chunks that backward runs again
+  int64_t rerun_layers = 1;  // sluice: layers run again together (kPython: one)
   // kTrainer: the fraction of last tokens that keep layer inputs and attention
   // output in HBM.
   double kept = 0;
@@ -160,10 +159,10 @@ struct Settings {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
   Recompute recompute = Recompute::kFull;  // megatron, ring
-  // megatron: the number of pieces into which a pipeline stage is interleaved
-  // with other stages, and the number of ranks over which a layer's experts are
-  // spread.
-  int64_t interleave = 1, ep = 1;
+  // megatron: pieces into which a pipeline stage is cut, to be interleaved with
+  // other stages.
+  int64_t interleave = 1;
+  int64_t ep = 1;  // megatron: ranks over which a layer's experts are spread
   // Whether transient addresses come from a memory plan and not from a caching
   // allocator. The method determines it, except in MEMO's ablation.
   bool memory_plan = false;
@@ -190,7 +189,7 @@ struct Request {
   std::vector<std::string> model_notes;  // notes of ReadHuggingFaceConfig
   Hardware hardware;
   Method method = Method::kSluice;
-  int64_t gpus = 0;  // for EstimateStep, only those that are used
+  int64_t gpus = 0;  // for EstimateStep, only the GPUs in use
   int64_t seq_len = 0;
   int64_t global_batch = 16;  // sequences per step
 };

@@ -1,7 +1,7 @@
 // Models sluice-train, which runs a layer chunk by chunk, with k and v, (o,
-// lse) and alpha of the rest in host memory; only ids and labels in HBM grow
-// with the sequence. planner/stream computes the bytes, as in the run itself,
-// so only times are modelled here.
+// lse) and alpha of the other tensors in host memory; only ids and labels in
+// HBM grow with the sequence. planner/stream computes the bytes, as in the run
+// itself, so only times are modelled here.
 #include <algorithm>
 #include <limits>
 #include <utility>
@@ -212,7 +212,7 @@ std::vector<Settings> PlaceChunks(const Request& request, Settings settings,
   const double all = double(shape().resident_bytes());
   settings.kept = keep ? std::clamp(left / all, 0.0, 1.0) : 0;
   if (settings.alpha > 0 || host_bytes() <= usable) return {settings};
-  // A kept chunk takes no host memory, so only the others run again.
+  // A kept chunk takes no host memory, so only the other chunks may run again.
   const int64_t most = shape().resident_from(Class::kInput);
   std::vector<Settings> placed;
   std::pair nearest(std::numeric_limits<double>::infinity(), settings);

@@ -57,7 +57,7 @@ struct MethodSummary {
   std::string name;  // "MEMO", "DeepSpeed-Ulysses", "Megatron-LM", "ablation"
   int cells = 0;     // cells with a published MFU
   double mean_difference = 0;  // mean absolute difference, in points
-  double mean_bias = 0;        // signed
+  double mean_bias = 0;        // mean signed difference, in points
   double must = 0;             // limit of mean_difference
 };
 
@@ -79,7 +79,7 @@ inline constexpr double kFitsMust = 0.94;
 inline constexpr double kWithinMust = 0.90;
 inline constexpr double kExactMust = 0.60;
 
-// Fails only if shipped files are broken.
+// Compares all tables. Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
 // Compares MEMO's tables with another profile of their machine, to fit that

@@ -294,7 +294,7 @@ int main(int argc, char** argv) {
   app.add_option("--time-limit-s", time_limit_s, "ends after these seconds")
       ->check(CLI::Range(0.1, 86400.0));
   app.add_option("--memory-bytes", confinement.memory_bytes,
-                 "limit of its address space; 0: none");
+                 "limit of its address space; 0 for no limit");
   app.add_option("--uid", confinement.uid, "its user; only root may set it");
   app.add_option("--gid", confinement.gid, "its only group");
   try {

@@ -1,5 +1,5 @@
-// Attacks by several accounts, or by one with many jobs, on what all users
-// share: sessions, a pool, plans, events. See scene.h.
+// Attacks by several accounts, or by one account with many jobs, on what all
+// users share: sessions, a pool, plans, events. See scene.h.
 #include <fmt/format.h>
 #include <poll.h>
 #include <unistd.h>
@@ -39,12 +39,12 @@ class Accounts : public ::testing::Test {
   Scene scene_;
 };
 
-// Guards against four accounts that together hold all 2,048 sessions.
+// Guards against a few accounts that together hold all 2,048 sessions.
 TEST_F(Accounts, FiveAccountsLeaveSessionsForOthers) {
   TakeByAll("sessions of five users", 600, /*ranks=*/false);
 }
 
-// Guards against two accounts that together hold all 256 rank slots.
+// Guards against a few accounts that together hold all 256 rank slots.
 TEST_F(Accounts, FiveAccountsLeaveRankSlotsForOthers) {
   TakeByAll("rank slots of five users", 150, /*ranks=*/true);
 }
@@ -55,7 +55,7 @@ TEST_F(Accounts, AWaitingLeaseBlocksNoOtherUsersLease) {
 }
 
 // Connects as a job of its own, submits a small profile, and returns the time
-// until its plan arrived.
+// from then until its plan arrived.
 absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
                                            int number) {
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
@@ -76,8 +76,8 @@ absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
   return absl::Now() - start;
 }
 
-// Guards against hard profiles before another user's profile, so that the user
-// waited 13 s for a plan.
+// Guards against a queue in which another user's profile waits behind hard
+// profiles (13 s).
 TEST_F(Accounts, HardProfilesDelayNoOtherUsersPlan) {
   scene_.Attack([&] { FloodHardProfiles(scene_.socket(), Count(4, 8)); });
   absl::Duration most;

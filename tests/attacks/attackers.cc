@@ -125,7 +125,7 @@ absl::Status SayHello(const RawClient& client, const std::string& job,
   for (const UniqueFd& node : nodes) shown.push_back(node.get());
   wire::Send(client.fd(), packet, shown).IgnoreError();
   // If the daemon closed the socket before it read the Hello, the first Receive
-  // may report only that, and the second returns the refusal.
+  // may report only the close, and the second returns the refusal.
   for (int i = 0; i < 2; ++i) {
     const auto message = wire::Receive(client.fd());
     if (!message.ok()) return message.status();

@@ -23,7 +23,7 @@ void AskForEverything(const std::string& socket, int sessions);
 // Sends a lease request `repeats` times with the same id on each of `sessions`
 // sessions, and reads no answer.
 void NeverRead(const std::string& socket, int sessions, int repeats);
-// Requests more than the node has, on `sessions` sessions, for ever.
+// Requests more memory than the node has, on `sessions` sessions, for ever.
 void BeRefused(const std::string& socket, int sessions);
 // Leases `count` extents of the smallest size, frees them all, and stays
 // attached.
@@ -35,7 +35,7 @@ void BeRefusedBesideKept(const std::string& socket, int count, int sessions,
 // Leases the smallest extent, requests the whole pool of GPU 0 with a wait that
 // is longer than any test, and does nothing more.
 void ParkLease(const std::string& socket);
-// Sends packets of noise, for ever, on sessions that the daemon ends for it.
+// Sends packets of noise, for ever, each on a new connection.
 void SendNoise(const std::string& socket);
 
 }  // namespace sluice::testing

@@ -13,7 +13,7 @@
 namespace sluice::testing {
 namespace {
 
-// Guards against sessions that ended because descriptors "did not all arrive".
+// Guards against ending a session because its descriptors "did not all arrive".
 TEST(Descriptors, DaemonWithoutFreeDescriptorsKeepsSessions) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -35,8 +35,8 @@ TEST(Descriptors, DaemonWithoutFreeDescriptorsKeepsSessions) {
   EXPECT_THAT(client.Free(1), IsOk());
 }
 
-// Guards against ETOOMANYREFS for all clients of a daemon without
-// CAP_SYS_RESOURCE, which would end a rank as one that "has read nothing".
+// Guards against a daemon without CAP_SYS_RESOURCE that gets ETOOMANYREFS for
+// every client while one client reads nothing, and then ends honest sessions.
 TEST(Descriptors, UnreadDescriptorsOfAnotherUserEndNoSession) {
   if (geteuid() != 0)
     GTEST_SKIP() << "only root can start processes of other users";

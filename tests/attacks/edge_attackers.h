@@ -12,7 +12,7 @@ void SendLingering(const std::string& socket);
 // Submits `profile` on `sessions` ranks, each of a job of one rank, for ever.
 void SubmitProfiles(const std::string& socket, int sessions,
                     const std::string& profile);
-// Does the same with HardProfile, each time a different profile.
+// Submits a new variant of HardProfile on each of `sessions` ranks, for ever.
 void FloodHardProfiles(const std::string& socket, int sessions);
 // Repeats one lease request with the same id on `sessions` sessions, for ever.
 void Repeat(const std::string& socket, int sessions);
@@ -27,12 +27,11 @@ void TrickleHttp(const std::string& address, int connections);
 // daemon closes.
 void IdleHttp(const std::string& address, int connections);
 
-// Encoded profiles of one rank on GPU 0: one that is solved soon, one that no
-// solver proves optimal, one of 100,000 buffers, and 4 MiB of JSON that take
-// much more memory when parsed.
-std::string SmallProfile();
-std::string HardProfile();
-std::string LongProfile();
+// Return encoded profiles of one rank on GPU 0.
+std::string SmallProfile();  // is solved soon
+std::string HardProfile();   // no solver proves its plan optimal
+std::string LongProfile();   // has 100,000 buffers
+// Returns 4 MiB of JSON that take much more memory when parsed.
 std::string BombProfile();
 // Returns a different profile: `profile` with `number` in its segment's name.
 std::string Numbered(std::string profile, int number);

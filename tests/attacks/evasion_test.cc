@@ -1,5 +1,5 @@
 // Ranks that publish false figures in their use pages may slow an honest rank's
-// step down only a little.
+// step down only a little. Also tests descriptors and priorities.
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -136,8 +136,8 @@ class HonestRank {
   std::unique_ptr<CopyEngine> engine_;
 };
 
-// Guards against 10,000 freed leases of 64 KiB that keep all descriptors, so
-// that every honest lease failed with "Too many open files".
+// Guards against freed small leases that keep all descriptors. Every honest
+// lease then fails with "Too many open files".
 TEST(Extents, FreedSmallLeasesDoNotExhaustDescriptors) {
   if (geteuid() != 0)
     GTEST_SKIP() << "only root can start processes of other users";
@@ -176,7 +176,7 @@ TEST(RealTime, LoopAndGrantsThreadsHaveRealTimePriorityIfAllowed) {
 
 class Evasion : public ::testing::TestWithParam<Case> {};
 
-// Guards against OneLiar, beside which a step took 15.37 s instead of 0.55 s.
+// Guards against OneLiar, which lengthened a step from 0.55 s to 15.37 s.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0)
     GTEST_SKIP() << "only root can start processes of other users";

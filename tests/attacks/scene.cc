@@ -34,7 +34,7 @@ int Sessions(const std::string& metrics) {
   return static_cast<int>(sum);
 }
 
-// The honest client. Opens its session again if it ends.
+// The honest client. Opens a new session if its session has ended.
 class Honest {
  public:
   Honest(std::string socket, std::string job)
@@ -163,7 +163,8 @@ void Scene::LookWhatIsLeft(Cost& cost) {
     // client.
     cost.left_descriptors =
         std::max(0, daemon_->Descriptors() - descriptors_before_ - 4);
-    // The daemon keeps an ended session while its process lives, here this one.
+    // The daemon keeps an ended session while its process, here this one,
+    // lives.
     cost.left_sessions = std::max(
         0, Sessions(HttpGet(daemon_->ReadyField("http"), "/metrics")) - 1);
     const auto pool = GpuPool(socket_, 0);

@@ -27,9 +27,9 @@ struct Cost {
   absl::Duration p50, p99, max;
   absl::Duration newcomer;  // time to connect, attach and lease
   absl::Duration metrics;   // time of GET /metrics
-  Bytes memory;             // VmHWM - RssShmem
-  int left_sessions = 0, left_descriptors = 0;
-  Bytes left_memory;  // leased or quarantined
+  Bytes memory;             // the daemon's VmHWM - RssShmem
+  int left_sessions = 0, left_descriptors = 0;  // by the attackers
+  Bytes left_memory;                            // leased or quarantined
 };
 
 class Scene {
@@ -41,10 +41,10 @@ class Scene {
   RunningDaemon& daemon() { return *daemon_; }
 
   // Runs `attack` as user `uid` in a process of its own, and returns once the
-  // attack has printed "ready". It goes on until it is killed.
+  // attack has printed "ready". The attack goes on until Suffer.
   void Attack(const std::function<void()>& attack, uid_t uid = kAttacker);
   // Measures the honest client during the attack. Then kills the attackers, and
-  // counts what is left of them once nothing is, or after 30 s.
+  // counts what the daemon still holds of theirs after at most 30 s.
   Cost Suffer(const std::string& name);
 
  private:

@@ -1,6 +1,6 @@
 // A user must never read what another user wrote into memory that is leased
-// again. In these tests a child of the first user still maps that memory while
-// the second user leases.
+// again. In the first test a child of the first user still maps the memory
+// while the second user leases.
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -102,7 +102,7 @@ Shared* Share() {
 }
 
 // The first user: leases all memory, writes the secret, and ends. Its child,
-// which no session knows, keeps the mappings.
+// which has no session, keeps the mappings.
 void BeFirst(const std::string& socket, int leave, Shared* shared) {
   Become(kFirst);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));

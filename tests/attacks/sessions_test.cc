@@ -25,9 +25,9 @@ class Attacks : public ::testing::Test {
   }
 };
 
-// Guards against 49 observers and some HTTP connections that use up a daemon's
-// 128 descriptors, so that an honest rank's profile ended its session.
-TEST(FewDescriptors, DaemonRefusesSessionsBeforeItRunsOut) {
+// Guards against observers and HTTP connections that use up all descriptors. An
+// honest rank's profile then ends the rank's session.
+TEST(FewDescriptors, DaemonRefusesSessionsBeforeDescriptorsRunOut) {
   RunningDaemon daemon("", {.open_files = 128});
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,
                               RawClient::Connect(daemon.socket()));
@@ -71,8 +71,8 @@ TEST_F(Attacks, HalfOpenConnectionsHarmNoOtherUser) {
   ExpectUnharmed(scene.Suffer("half-open"));
 }
 
-// Guards against turns by connection instead of by user, with which an honest
-// request took 13 s.
+// Guards against serving connections and not users in turn, which delayed an
+// honest request by 13 s.
 TEST_F(Attacks, FloodsOfQueriesHarmNoOtherUser) {
   Scene scene;
   scene.Attack([&] { AskForEverything(scene.socket(), Count(40, 200)); });
@@ -86,8 +86,8 @@ TEST_F(Attacks, FloodsOfRefusedLeasesHarmNoOtherUser) {
 }
 
 // Guards against refusals that examine each idle extent, which took 8 ms at
-// 7,000 extents. The three sizes exceed the pool, exceed only the budget, and
-// need too many extents made and destroyed.
+// 7,000 extents. The first size exceeds the pool, the second only the budget.
+// The third would require too many extents to be made and destroyed.
 TEST_F(Attacks, RefusedLeasesBesideIdleExtentsHarmNoOtherUser) {
   const int kept = Count(1000, 10'000);
   Scene scene(

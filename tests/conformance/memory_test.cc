@@ -218,7 +218,6 @@ TEST_P(MemoryConformance, AnImportIsTheSameMemory) {
   }
 }
 
-// A process passes imported memory on by the descriptor that it received.
 TEST_P(MemoryConformance, ImportedMemoryIsNotExported) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);
@@ -271,7 +270,6 @@ TEST_P(MemoryConformance, HeldByOthersSeesExportsOrIsUnimplemented) {
   ASSERT_THAT(driver_->Release(memory), IsOk());
 }
 
-// A kept descriptor lets memory outlive the daemon.
 TEST_P(MemoryConformance, HeldByOthersIgnoresAKeptDescriptor) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kOnHost, Size(kOnHost)));

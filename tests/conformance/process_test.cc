@@ -107,8 +107,6 @@ TEST_P(ProcessConformance, UsageCountsAllProcessesAndSharedMemoryOnce) {
   EXPECT_GE(used(), before + size);
 }
 
-// A rank dies with the daemon's memory mapped. The daemon still holds the
-// memory and can give it to the next rank.
 TEST_P(ProcessConformance, AKilledImporterLeavesTheMemoryToItsOwner) {
   const Bytes size = Size(kOnGpu);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto memory,
@@ -126,7 +124,6 @@ TEST_P(ProcessConformance, AKilledImporterLeavesTheMemoryToItsOwner) {
   EXPECT_THAT(next->Check(4), IsOk());
 }
 
-// Stored descriptors and ranks' mappings outlive the daemon.
 TEST_P(ProcessConformance, AKilledCreatorLeavesTheMemoryToTheDescriptor) {
   for (const Placement where : {kOnGpu, kOnHost}) {
     const Bytes size = Size(where);

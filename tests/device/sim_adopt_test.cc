@@ -48,7 +48,7 @@ TEST_F(SimAdopt, KeptMemoryBelongsToTheNextDriver) {
   exported.Reset();
   Restart();
   {
-    SCOPED_TRACE("memory that is not adopted yet is held outside");
+    SCOPED_TRACE("other processes hold the memory before its adoption");
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto outside, owner_->HeldOutside());
     EXPECT_EQ(outside.at(kGpu0), MiB(4));
   }

@@ -71,8 +71,7 @@ TEST_F(SimBooks, OwnerTakesOnlyFailuresThatWereArmedBeforeItsStart) {
   EXPECT_THAT(owner->Create(kGpu0, KiB(64)),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        HasSubstr("failure injected")));
-  EXPECT_EQ(state_->failures[0].remaining, 0)
-      << "the next owner would get the failure, too";
+  EXPECT_EQ(state_->failures[0].remaining, 0) << "it would occur again";
   EXPECT_EQ(state_->failures_armed, 0);
   EXPECT_THAT(owner->Create(kGpu0, KiB(64)), IsOk());
   ASSERT_THAT(node_->FailCall("Export", 1), IsOk());

@@ -65,8 +65,8 @@ TEST_F(SimTest, ADriverBooksLinksOnTheClocksThatItIsGiven) {
   EXPECT_EQ(clocks->links[0].next_free_ns[1], 0);
 }
 
-// Guards against other users that truncate the state, which would kill its
-// readers.
+// Guards against another user that truncates the state and so kills the
+// processes that map it.
 TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_EQ(chmod(directory_.path().c_str(), 0755), 0);
@@ -95,8 +95,8 @@ TEST_F(SimTest, OtherUsersReadTheStateOfANodeAndImportItsMemory) {
   other->ExpectSuccess();
 }
 
-// Guards against a reader that locks the state and so keeps the node from
-// opening. Every reader may lock it.
+// Guards against a user that locks the state, as every reader may, and so keeps
+// the node from opening.
 TEST_F(SimTest, ALockOnTheStateDoesNotBlockTheNode) {
   driver_.reset();
   node_.reset();

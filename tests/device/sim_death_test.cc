@@ -1,4 +1,5 @@
-// Tests that a node still works after processes on it died at any moment.
+// Tests that a node still works after processes on it died at any moment, and
+// that a forked child has no mapping.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -18,7 +19,7 @@ using ::sluice::testing::IsOk;
 constexpr DeviceIndex kDyingGpu(0);
 
 // Creates, maps, copies and releases memory until it is killed. A failure ends
-// it, so that its parent sees an exit and no signal.
+// the loop, so that the parent sees an exit and no signal.
 void UseTheNodeForever(Driver& driver) {
   const Stream stream = *driver.CreateStream(kDyingGpu);
   std::vector<std::byte> host(64 << 10);
@@ -68,7 +69,7 @@ TEST_F(SimTest, KilledProcessesLeaveNoMemoryAndNoLock) {
   EXPECT_THAT(driver_->Create(kGpu0, MiB(8)), IsOk());
 }
 
-TEST_F(SimTest, AForkedChildSeesNoGrantedMemory) {
+TEST_F(SimTest, AForkedChildSeesNoMappedMemory) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Memory memory,
                               driver_->Create(kGpu0, MiB(1)));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Address address,

@@ -32,7 +32,7 @@ TEST(SimNodeConfig, AGpuOnAnUnknownLinkIsRefused) {
                        HasSubstr("GPU 1 copies over link 'pcie9'")));
 }
 
-TEST(SimNodeConfig, BadNumbersAreRefused) {
+TEST(SimNodeConfig, InvalidValuesAreRefused) {
   const TempDir directory;
   const auto refuses = [&](auto change) {
     SimConfig config = SmallNode();

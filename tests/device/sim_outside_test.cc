@@ -74,7 +74,7 @@ void* MapAndClose(UniqueFd fd, Bytes size) {
   return at;
 }
 
-TEST(SimMemoryName, IsReadAsItWasWritten) {
+TEST(SimMemoryName, ANameIsReadAsItWasWritten) {
   const MemoryName name{"8.1-ff-0", 0xfedcba9876543210, kHost1, MiB(3)};
   EXPECT_EQ(ReadMemoryName(ToText(name)), name);
   EXPECT_EQ(ReadMemoryName("sluice-sim:n:1:gpu0:65536"),
@@ -102,8 +102,7 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
   EXPECT_THAT(Outside(),
               UnorderedElementsAre(Pair(kGpu0, MiB(7)), Pair(kHost1, MiB(2))));
   fd.Reset();
-  EXPECT_EQ(Outside()[kGpu0], MiB(7))
-      << "the other process still maps the memory";
+  EXPECT_EQ(Outside()[kGpu0], MiB(7)) << "the other process still maps it";
 }
 
 TEST_F(SimOutside, HoldersAreListedWithAllTheirMemory) {
@@ -116,7 +115,7 @@ TEST_F(SimOutside, HoldersAreListedWithAllTheirMemory) {
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto found,
                               FindSimHolders(directory_.path()));
-  ASSERT_EQ(found.size(), 1) << "this process is not listed as a holder";
+  ASSERT_EQ(found.size(), 1) << "this process must not be listed";
   EXPECT_EQ(found[0].pid, holder->pid());
   EXPECT_EQ(found[0].uid, geteuid());
   EXPECT_EQ(found[0].command, "sim_test");

@@ -58,7 +58,7 @@ TEST_F(SimTest, AReservationThatTheKernelDoesNotUnmapStays) {
   std::sort(ranges.begin(), ranges.end());
   if (ranges[1] - ranges[0] != MiB(2).count() ||
       ranges[2] - ranges[1] != MiB(2).count()) {
-    GTEST_SKIP() << "the ranges are not adjacent";
+    GTEST_SKIP() << "the reservations are not adjacent here";
   }
   {
     const AllMappings all;

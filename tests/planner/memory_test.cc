@@ -63,7 +63,7 @@ TEST(PlanMemory, InvalidTracesAreRefusedInOneLine) {
     return std::string(PlanMemory(trace, {}).status().message());
   };
   EXPECT_EQ(message({.buffers = {{7, 3, 3, Bytes(1)}}, .end = 3}),
-            "buffer 7 lives in [3, 3): nothing");
+            "buffer 7 lives in [3, 3), an empty range");
   EXPECT_EQ(message({.buffers = {{7, 0, 3, Bytes(-1)}}, .end = 3}),
             "buffer 7 has -1 bytes, below 0");
   const Bytes half(int64_t{1} << 60);

@@ -9,7 +9,7 @@
 
 namespace sluice::testing {
 
-// Thread safety: safe.
+// Thread safety: thread-safe.
 class FakeClock final : public Clock {
  public:
   explicit FakeClock(absl::Time start = absl::FromUnixSeconds(1000))

@@ -17,7 +17,7 @@ def write_config(folder, text=CONFIG):
 
 def start(test, command, end=subprocess.Popen.kill, **options):
     """Starts `command`, a sluiced or its keeper, waits until it serves, and
-    returns its process. `end` ends it after `test`."""
+    returns its process. `end` ends the process after `test`."""
     daemon = subprocess.Popen(command, stdout=subprocess.PIPE,
                               stderr=subprocess.DEVNULL, text=True, **options)
     test.addCleanup(daemon.stdout.close)

@@ -3,14 +3,14 @@
 
 namespace sluice::testing {
 
-// Tests that compute much compute less with a sanitizer, because it is slow.
+// True with any sanitizer, which is slow. Long tests then compute less.
 #ifdef SLUICE_SANITIZED
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-// TSan is some ten times slower, and has a thread of its own.
+// True with TSan, some ten times slower and with a thread of its own.
 #ifdef __has_feature
 inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
 #else

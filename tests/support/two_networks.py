@@ -34,7 +34,8 @@ class TwoNetworks:
                 self._run(end, "ip", "link", "set", link, "up")
 
     def enter(self, end):
-        """Moves the calling process, which has one thread, to that machine."""
+        """Moves the calling process, which must have only one thread, to
+        machine `end` (0 or 1)."""
         libc = ctypes.CDLL(None, use_errno=True)
         for kind in "user", "uts", "net":
             with open(f"/proc/{self._machines[end].pid}/ns/{kind}",

@@ -85,7 +85,7 @@ UnderKeeper::UnderKeeper(const Of& of) : of_(of) {
 }
 
 UnderKeeper::~UnderKeeper() {
-  if (!End()) ADD_FAILURE() << "a keeper or daemon did not end: " << Log();
+  if (!End()) ADD_FAILURE() << "a process still runs: " << Log();
 }
 
 pid_t UnderKeeper::Wait(const std::string& program, pid_t other_than) const {
@@ -145,7 +145,7 @@ bool UnderKeeper::End() {
     return all;
   };
   while (!left().empty() && absl::Now() < late) {
-    // A daemon without a keeper must be ended by itself.
+    // A daemon without a keeper gets the signal itself.
     const bool kept = !Running(kKeeper, folder_.path()).empty();
     for (const pid_t pid :
          Running(kept ? kKeeper : of_.program, folder_.path())) {

@@ -16,8 +16,8 @@ namespace sluice::testing {
 
 class UnderKeeper {
  public:
-  // `program` serves at `socket` in the folder; `more` are its arguments after
-  // "--".
+  // `program` serves at `socket` in the runtime directory; `more` are its
+  // arguments after "--".
   struct Of {
     std::string program = "sluiced";
     std::string socket = "session.sock";

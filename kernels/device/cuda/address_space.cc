@@ -206,7 +206,7 @@ absl::Status AddressSpace::PinOutside(const Pins& pins, Address address,
   return status;
 }
 
-// Gives access to mappings that lack it. Adjacent ones are pinned as one range.
+// Gives access to mappings that lack it. Pins adjacent ones as one range.
 absl::Status AddressSpace::AllowOurs(const std::vector<Book::Tile*>& tiles,
                                      DeviceIndex device) {
   const auto has_access = [](const Book::Tile* tile) {

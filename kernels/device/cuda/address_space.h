@@ -27,14 +27,15 @@ class AddressSpace {
   absl::StatusOr<Address> Reserve(Bytes size, Placement::Kind kind);
   absl::Status Free(Address address, Bytes size);
   absl::Status Map(Address address, Bytes size, MemoryPointer memory);
-  // If one Allow pinned a larger range, unpins all of that and pins its other
-  // parts again. REQUIRES: no copy or kernel uses the larger range.
+  // If one Allow pinned a larger range, unpins the larger range and pins its
+  // other parts again. REQUIRES: no copy or kernel uses the larger range.
   absl::Status Unmap(Address address, Bytes size);
-  // Makes the range accessible. Memory that we mmap is pinned as one range per
-  // call: a copy may cross mappings of one call, but not of two.
+  // Makes the range accessible. Pins memory that we mmap as one range, so a
+  // copy may cross mappings of one Allow, but not of two.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
-  // Pins memory for all contexts. The call uses the context of `device` or any.
+  // Pins memory for all contexts. Makes the call in the context of `device`, if
+  // given, or else in any context.
   absl::Status Pin(Address address, Bytes size,
                    std::optional<DeviceIndex> device);
   absl::Status Unpin(Address address);
@@ -42,7 +43,7 @@ class AddressSpace {
  private:
   using Book = AddressBook<PhysicalMemory>;
 
-  // Returns whether we make the mappings (mmap), and not the driver.
+  // Returns whether we map memory of this kind (mmap), or the driver.
   bool IsOurs(Placement::Kind kind) const {
     return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
   }
@@ -57,9 +58,8 @@ class AddressSpace {
   absl::Status AllowOurs(const std::vector<Book::Tile*>& tiles,
                          DeviceIndex device);
   absl::Status UnmapOne(const Book::Tile& tile);
-  // Unpins every range that overlaps this one; adds them to `unpinned`.
   absl::Status UnpinWithin(Address address, Bytes size, Pins& unpinned);
-  // Pins those parts of `pins` again that lie outside the range.
+  // Pins again the parts of `pins` that lie outside the given range.
   absl::Status PinOutside(const Pins& pins, Address address, Bytes size);
 
   const LoadedLibrary* const library_;

@@ -1,5 +1,5 @@
 // The GPUs' primary contexts. A context takes hundreds of MiB of its GPU, so it
-// is made at its first use (in the daemon by Usage, as cuMemGetInfo needs one).
+// is made at its first use (in the daemon by Usage, for cuMemGetInfo).
 #pragma once
 
 #include <map>
@@ -37,9 +37,9 @@ class Contexts {
   absl::StatusOr<Device> DeviceOf(DeviceIndex gpu) const;
   // Returns the context of a GPU. Errors are those of DeviceOf.
   absl::StatusOr<Context> Of(DeviceIndex gpu);
-  // Returns a context for calls that name no GPU: the thread's current one,
-  // else any that exists, else the first GPU's. Calls that name a GPU use Of(),
-  // because Any() could make a context on a GPU that is not the rank's.
+  // Returns a context for calls that name no GPU: the thread's current context,
+  // else one that Of() has made, else the first GPU's. Any() could make a
+  // context on another GPU than the rank's, so calls that name a GPU use Of().
   absl::StatusOr<Context> Any();
 
  private:

@@ -79,9 +79,8 @@ absl::StatusOr<Gpu> LookAt(const LoadedLibrary* library, int index) {
   SLUICE_ASSIGN_OR_RETURN(const std::string uuid,
                           UuidOf(library, device, remark));
   return Gpu{.fault = absl::UnavailableError(fmt::format(
-                 "GPU {} is not for several processes (compute mode {}), and "
-                 "sluiced has a context beside each rank's: sudo nvidia-smi -i "
-                 "{} -c 0",
+                 "GPU {} does not let several processes use it (compute mode "
+                 "{}), as sluiced and its ranks do: sudo nvidia-smi -i {} -c 0",
                  index, mode, uuid))};
 }
 
@@ -97,8 +96,8 @@ std::string HiddenBy() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return "";
   return fmt::format(
-      ", and CUDA_VISIBLE_DEVICES is '{}', which hides all from the first on "
-      "that is not there: nvidia-smi -L",
+      ", and CUDA_VISIBLE_DEVICES is '{}', which hides every GPU that it does "
+      "not list, or lists after an unknown one: nvidia-smi -L",
       Printable(visible));
 }
 
@@ -138,7 +137,6 @@ absl::Status Initialise(const LoadedLibrary* library) {
 
 class CudaDriver final : public Driver {
  public:
-  // Initialises the library. Unavailable: no GPU is usable.
   static absl::StatusOr<std::unique_ptr<Driver>> Start(
       std::unique_ptr<LoadedLibrary> library, HostMemoryChoice host) {
     SLUICE_RETURN_IF_ERROR(Initialise(library.get()));
@@ -443,8 +441,7 @@ class CudaDriver final : public Driver {
     if (size == Bytes(0)) return absl::OkStatus();
     SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
     // With unified addressing the driver finds the direction from the
-    // addresses, also if the destination of "host to device" is pinned host
-    // memory.
+    // addresses, even if both are in host memory.
     SLUICE_CUDA(library_, cuMemcpyAsync, RangeName(to, size),
                 reinterpret_cast<DevicePointer>(to),
                 reinterpret_cast<DevicePointer>(from), size.size(), on.stream);
@@ -508,8 +505,8 @@ class CudaDriver final : public Driver {
       kernel = it->second;
     }
     SLUICE_ASSIGN_OR_RETURN(const auto scope, Enter(on.device));
-    // `kernel` is a handle of a library (cuLibrary), which selects its function
-    // in the current context.
+    // `kernel` belongs to a CUlibrary, so CUDA launches it in the current
+    // context.
     SLUICE_CUDA(library_, cuLaunchKernel, "", kernel, shape.grid[0],
                 shape.grid[1], shape.grid[2], shape.block[0], shape.block[1],
                 shape.block[2], shape.shared_bytes, on.stream, arguments.data(),

@@ -24,8 +24,8 @@ class LoadedLibrary {
       const std::string& path);
 
   const Functions& functions() const { return functions_; }
-  // `call` is the function with its important arguments. `memory` is the
-  // shortage that a failure for lack of memory means.
+  // `call` is the function with its important arguments. `memory` says which
+  // memory is short if `result` is kOutOfMemory.
   absl::Status ToStatus(Result result, const std::string& call,
                         Shortage memory = Shortage::kGpuMemory) const;
 

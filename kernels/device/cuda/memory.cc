@@ -32,10 +32,10 @@ bool NumaNodeExists(uint64_t node) {
   return node == 0 || access(path.c_str(), F_OK) == 0;
 }
 
-// Allocates the pages of the mapped file, as huge pages if the kernel has them.
-// Four threads with this thread's affinity do it, because more threads are no
-// faster (NVIDIA/cudf#23457). If a kernel or sandbox ignores the advice,
-// fallocate later allocates the missing pages.
+// Asks for huge pages. If the mapped file is large, four threads with this
+// thread's affinity allocate its pages; more threads are no faster
+// (NVIDIA/cudf#23457). The fallocate in CreateMemfd allocates the pages that
+// are missing then.
 void TakePages(void* range, size_t size) {
   constexpr size_t kThreads = 4, kLeast = size_t{64} << 20;
   madvise(range, size, MADV_HUGEPAGE);
@@ -201,7 +201,7 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
   UniqueFd fd(memfd_create("sluice-host", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) return ErrnoStatus(errno, "memfd_create");
   // Allocates all pages now, because a page that is missing later would raise
-  // SIGBUS in a rank. The seals come after that: one forbids the file to grow.
+  // SIGBUS in a rank. The seals come last: F_SEAL_GROW forbids ftruncate.
   if (ftruncate(fd.get(), size.count()) != 0) {
     return ErrnoStatus(errno, "size host memory");
   }
@@ -216,7 +216,7 @@ absl::StatusOr<MemoryPointer> MemoryMaker::CreateMemfd(Placement where,
     // A memfd lies in memory, so ENOSPC does not mean a full disk.
     return errno == ENOSPC || errno == ENOMEM
                ? ShortOf(Shortage::kHostMemory,
-                         "no host memory left " + Describe(where, size))
+                         "no room for host memory " + Describe(where, size))
                : ErrnoStatus(errno, "host memory " + Describe(where, size));
   }
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) !=
@@ -244,13 +244,13 @@ absl::StatusOr<UniqueFd> MemoryMaker::Export(
   // starts at this moment inherits it.
   UniqueFd exported(fd);
   if (fcntl(fd, F_SETFD, FD_CLOEXEC) != 0) {
-    return ErrnoStatus(errno, "close exported memory on exec");
+    return ErrnoStatus(errno, "set close-on-exec of exported memory");
   }
   return exported;
 }
 
-// Checks that the exporter's kind of host memory is this process's. Both
-// processes probed it, and may have found different kinds.
+// Checks that the descriptor is a memfd exactly if this process uses memfds
+// there. The exporter's probe of host memory may have found another kind.
 absl::Status MemoryMaker::CheckKind(const UniqueFd& fd, Placement where,
                                     Bytes size) const {
   if (IsMemfd(fd) == UsesMemfd(where)) return absl::OkStatus();

@@ -2,10 +2,11 @@
 //   GPU memory             cuMemCreate, exported by descriptor
 //   pinned by the driver   cuMemCreate on a HOST_NUMA place, exported likewise
 //   pinned by us           memfd, which every process that maps it pins with
-//                          cuMemHostRegister; used if the driver cannot pin
-// MemoryMaker probes which kind of host memory this machine has, by making a
-// piece. Importing the other kind fails with the reason why this process does
-// not use it.
+//                          cuMemHostRegister; used if the driver cannot pin,
+//                          or if the configuration says so
+// Unless the configuration chooses, MemoryMaker probes which kind of host
+// memory works, by making and exporting a piece. Importing the other kind fails
+// with the reason why this process does not use it.
 #pragma once
 
 #include <memory>

@@ -45,7 +45,7 @@ class Ledger {
   absl::StatusOr<MemoryUse> Usage(Placement where);
   // Returns, by place, the bytes that living processes hold according to the
   // kernel, without those that this ledger made or adopted; at most the place's
-  // size. Usage and Add count them from then on.
+  // size. With own books, Usage and Add count these bytes from then on.
   std::map<Placement, Bytes> HeldOutside();
   NodeMapping& node() const { return *node_; }
 

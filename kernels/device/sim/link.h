@@ -1,8 +1,8 @@
 // A simulated host link: a copy takes the time that the link's speed requires,
 // and all streams of all processes share that speed.
 //
-// A copy is cut into slices. For each one the copying thread books the link: it
-// advances the link's `next_free` by the slice's time, with one
+// A copy is cut into slices. For each slice the copying thread books the link:
+// it advances the link's `next_free` by the slice's time, with one
 // compare-exchange. Two streams that copy at the same time book alternately, so
 // each gets half of the speed. The thread sleeps until the booked time is over
 // and only then moves the bytes. As with a real copy, data arrives late and the
@@ -10,12 +10,13 @@
 //
 // Booking uses virtual time: a slice starts at the end of the copy's previous
 // slice and not when its thread woke up, so that late wake-ups do not slow a
-// link (a DMA engine is not descheduled). Lateness beyond kMaxCatchUpNs is
-// lost. A stream that dies has booked at most one slice that it did not copy.
+// link (a DMA engine is not descheduled). A copy catches up at most
+// kMaxCatchUpNs. A stream that dies has booked at most one slice that it did
+// not copy.
 //
 // Every user of the node can write to the clocks. So a clock that is more than
 // kMostBookings slices ahead counts as kMostBookings slices ahead. A clock that
-// is behind speeds its link up.
+// a user sets back makes its link too fast.
 #pragma once
 
 #include <atomic>

@@ -40,8 +40,8 @@ class PhysicalMemory {
               F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
       return ErrnoStatus(errno, "seal memory");
     }
-    // Not the descriptor of memfd_create, which the kernel does not count as a
-    // writer.
+    // Reopens the file for HeldByOthers, because the kernel does not count the
+    // descriptor of memfd_create as a writer.
     if (TellsHolders()) {
       SLUICE_ASSIGN_OR_RETURN(fd, Reopen(fd));
     }
@@ -114,8 +114,8 @@ class PhysicalMemory {
   absl::StatusOr<bool> HeldByOthers() const {
     if (file_ != File::kOwn) {
       return absl::UnimplementedError(
-          "holders of this memory are known only to the process that made it, "
-          "and if the kernel shows them");
+          "only the process that made this memory can ask for its holders, and "
+          "only if the kernel shows them");
     }
     return OthersHaveOpen(fd_);
   }
@@ -124,7 +124,7 @@ class PhysicalMemory {
   Bytes size() const { return size_; }
 
  private:
-  // kOwn: only this handle uses the open file `fd_`.
+  // kOwn: Export reopens the file, so no importer shares `fd_`'s open file.
   enum class File { kOwn, kShared };
   // `ledger` is null for imported memory.
   PhysicalMemory(Ledger* ledger, UniqueFd fd, File file, Placement where,
@@ -153,8 +153,8 @@ class PhysicalMemory {
   }
 
   // Probes whether the kernel shows everything that can hold memory: another
-  // open file, and a mapping with its descriptor closed, both writable and
-  // read-only.
+  // open file, and a mapping with its descriptor closed, for a writable and for
+  // a read-only descriptor.
   static bool KernelTellsHolders() {
     constexpr size_t kBytes = 4096;
     const UniqueFd made(memfd_create("sluice-probe", MFD_CLOEXEC));
@@ -258,8 +258,8 @@ class AddressSpace {
 
   absl::Status Allow(Address address, Bytes size) {
     SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-    // Not in Map: here one call serves a range of many mappings. Without access
-    // a forked child or a core dump could not use them anyway.
+    // Here and not in Map, because one call serves many mappings. Without
+    // access, a forked child or a core dump cannot read a mapping.
     madvise(address, size.size(), MADV_DONTFORK);
     madvise(address, size.size(), MADV_DONTDUMP);
     if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {

@@ -45,7 +45,7 @@ absl::StatusOr<Mapped<SharedState>> MapState(int fd, bool writable,
 
 bool Locks(int fd, int how) { return flock(fd, how | LOCK_NB) == 0; }
 
-// Returns OK if no process uses a node at `path`, and locks an existing one.
+// Checks that no process uses a node at `path`. Locks the node if it exists.
 absl::Status LockUnused(const std::string& path, UniqueFd& lock) {
   lock = UniqueFd(open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC));
   if (!lock) {
@@ -79,7 +79,7 @@ absl::StatusOr<OpenState> OpenFile(const std::string& path) {
   return ErrnoStatus(errno, "open " + path);
 }
 
-// Opens and locks the state file, again if CreateSimNode replaced it meanwhile.
+// Opens and locks the state file; again if CreateSimNode has replaced the file.
 absl::StatusOr<OpenState> OpenLocked(const std::string& directory) {
   const std::string path = StatePath(directory);
   if (access(path.c_str(), F_OK) != 0 &&
@@ -127,7 +127,7 @@ class SimNodeImpl final : public SimNode {
           "there is no driver call '{}' to fail; known: {}", name, kCalls));
     }
     if (nth < 1) {
-      return BadNode(fmt::format("call number {}: the next is 1", nth));
+      return BadNode(fmt::format("call {} cannot fail: the next is 1", nth));
     }
     SLUICE_ASSIGN_OR_RETURN(SharedState* const state, node_->ForWriting());
     for (SharedFailure& failure : state->failures) {
@@ -260,7 +260,7 @@ absl::StatusOr<std::unique_ptr<NodeMapping>> NodeMapping::Open(
 absl::StatusOr<SharedState*> NodeMapping::ForWriting() const {
   if (writable_) return state_.get();
   return absl::PermissionDeniedError(
-      "only its owner changes a simulated node, or makes memory of it");
+      "only the owner of a simulated node changes it or makes its memory");
 }
 
 // Locks a new open file description, so that threads exclude each other as
@@ -281,7 +281,7 @@ absl::StatusOr<UniqueFd> NodeMapping::LockMaking() const {
 
 void NodeMapping::NoteMet(const SharedFailure& failure) const {
   if (books_ == Books::kOwn) {
-    // Clears the failure in the state too, for other processes and later ones.
+    // Clears the failure in the state too, or it would occur again elsewhere.
     const auto at = static_cast<size_t>(&failure - failures_.data());
     if (!writable_ || state_->failures[at].remaining.exchange(0) == 0) return;
   }

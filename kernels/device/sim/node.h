@@ -36,8 +36,8 @@ class NodeMapping {
   SharedClocks& clocks() const {
     return clocks_ != nullptr ? *clocks_ : state_->clocks;
   }
-  // While the lock is open, no other process with shared books makes memory.
-  // Own books lock nothing. PermissionDenied: see ForWriting.
+  // While the returned descriptor is open, no other process with shared books
+  // makes memory. Own books lock nothing. PermissionDenied: see ForWriting.
   absl::StatusOr<UniqueFd> LockMaking() const;
   // Returns the configuration as it was when the node was opened.
   const SimConfig& config() const { return config_; }

@@ -59,8 +59,8 @@ std::string ReadAll(const std::string& path) {
   return text;
 }
 
-// Returns the real user of `process` (/proc/PID). Not the owner of that folder:
-// it would be root for a process that changed its user.
+// Returns the real user of `process` (/proc/PID). The owner of that folder
+// would be root for a process that has changed its user.
 uid_t UserOf(const std::string& process) {
   const std::string status = ReadAll(process + "/status");
   uid_t user = 0;
@@ -75,8 +75,8 @@ std::optional<struct stat> StatPath(const std::string& path) {
   return result;
 }
 
-// Returns the device number of all memfds. No path leads into that file system,
-// so no user can give another file of root such a name.
+// Returns the device number of the file system of memfds. A user can give a
+// file of root the name of a memfd, but cannot move it into that file system.
 dev_t MemfdDevice() {
   const UniqueFd fd(memfd_create("sluice-probe", MFD_CLOEXEC));
   struct stat status = {};
@@ -84,8 +84,8 @@ dev_t MemfdDevice() {
   return status.st_dev;
 }
 
-// Adds `thread` to `others` if it shares its descriptor table with none of
-// them: a daemon's many threads share one table of thousands of descriptors.
+// Returns whether `thread` shares its descriptor table with none of `others`,
+// and then adds it: a table of thousands of descriptors is searched only once.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
     // 0 means the same table. If kcmp fails, a table may be searched twice.
@@ -99,8 +99,8 @@ class Search {
  public:
   Search(const std::string& node, const Own& own) : node_(node), own_(own) {}
 
-  // Searches all threads, because they can have separate descriptor tables. A
-  // first thread that has ended shows no mappings, but the others do.
+  // Searches all threads, because they can have separate descriptor tables. If
+  // the first thread has ended, it shows no mappings, but the other threads do.
   void AddProcess(const std::string& process) {
     bool mappings_seen = false;
     std::vector<pid_t> looked_at;  // one thread per descriptor table
@@ -128,7 +128,7 @@ class Search {
   }
 
  private:
-  // Returns whether the name is of this node, by another driver.
+  // Returns whether another driver made this memory of this node.
   bool IsWanted(const std::optional<MemoryName>& name) const {
     return name && name->node == node_ && name->maker != own_.maker;
   }

@@ -1,6 +1,5 @@
 // Finds the memory of a simulated node that living processes hold and this
-// driver did not make: that of ranks that outlived their daemon, and of their
-// children.
+// driver did not make, such as memory of ranks that outlived their daemon.
 //
 // The kernel shows descriptors and mappings of every process that this one may
 // inspect; each memfd counts once. It counts if its name is of this node
@@ -10,8 +9,8 @@
 // Not found: descriptors in flight, and memory of processes that this one may
 // not inspect (in another pid namespace; of another user or not dumpable,
 // unless this process is root). If the kernel does not show the file behind a
-// mapping (CAP_CHECKPOINT_RESTORE), only mappings in processes of this user
-// count.
+// mapping (it needs CAP_CHECKPOINT_RESTORE), only mappings in processes of this
+// user count.
 //
 // A search takes milliseconds, and waits for any process that keeps its address
 // space locked, so do not call it on a thread that others wait for.

@@ -40,9 +40,9 @@ struct SimConfig {
   Bytes granularity = KiB(64);  // of physical allocations
 };
 
-// Makes a node in `directory`, which may exist, and replaces an unused one
-// there. FailedPrecondition: a process uses the node there. (A restarted daemon
-// opens it instead.)
+// Makes a node in `directory`, which may exist, and replaces a node there that
+// no process uses. FailedPrecondition: a process uses the node there. (A
+// restarted daemon opens it instead.)
 absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config);
 

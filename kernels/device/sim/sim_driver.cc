@@ -207,7 +207,7 @@ class SimDriver final : public Driver {
 
   absl::Status DestroyStream(Stream stream) override {
     SLUICE_RETURN_IF_ERROR(node_->Enter("DestroyStream"));
-    // Outlives `lock`, because the destructor waits for the stream's work.
+    // Outlives `lock`, because the stream's destructor waits for the work.
     std::shared_ptr<SimStream> ends;
     const MutexLock lock(stream_mutex_);
     const auto it = streams_.find(stream);
@@ -397,7 +397,8 @@ class SimDriver final : public Driver {
   struct EventEntry {
     bool timed = false;
     DeviceIndex gpu;  // GPU of the last recording
-    // Null if it is complete: never recorded, or untimed on a compute stream.
+    // Null if the event is complete: never recorded, or untimed and recorded on
+    // a compute stream.
     CompletionPointer record;
   };
 

@@ -1,7 +1,8 @@
 // The layout of a simulated node's state file, which every process that uses
 // the node maps: only its owner writes it. Any process may die at any
-// instruction, so every field that changes is an atomic, and none is a lock (if
-// the writer dies in FailCall, its entry stays claimed).
+// instruction, so every field that changes is an atomic, except `call`, which
+// `remaining` guards, and none is a lock. If a process dies in FailCall, its
+// entry stays claimed.
 //
 // The clocks of the node's links are written by processes of all users (link.h
 // states how far they are trusted), so they are in a separate memfd, sealed

@@ -12,7 +12,7 @@
 namespace sluice::device {
 namespace {
 
-// The default timer slack of 50 us would be added to every event.
+// The default timer slack of 50 us would delay the end of every slice.
 constexpr unsigned long kTimerSlackNs = 5'000;
 
 // With poisoned buffers every copy arrives late, which shows a missing wait.
@@ -104,7 +104,7 @@ void SimStream::Run() {
   }
 }
 
-// Returns false once the stream is destroyed and all its work is done.
+// Returns false once the destructor has begun and all work is done.
 bool SimStream::Next(Operation& operation) {
   const MutexLock lock(mutex_);
   while (executing_ || (!stopping_ && queue_.empty())) changed_.Wait(mutex_);

@@ -1,8 +1,8 @@
 // A simulated copy stream: one thread that executes its operations in order. On
 // an idle stream the calling thread itself records events, and fills or (over a
 // link of unlimited speed) copies up to kMostAtOnce bytes, because waking the
-// other thread would cost more CPU. With poisoned buffers the stream's thread
-// executes every copy and fill, so that data arrives after the call.
+// stream's thread would cost more CPU. With poisoned buffers the stream's
+// thread executes every copy and fill, so that data arrives after the call.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class Completion {
   }
   void Wait() const { done_.wait(0, std::memory_order_acquire); }
 
-  // Returns when it was reached, on the monotonic clock. REQUIRES: done().
+  // Returns the monotonic time at which Finish was called. REQUIRES: done().
   int64_t time_ns() const { return time_ns_; }
 
  private:
@@ -90,7 +90,7 @@ class SimStream {
 
   void Push(Operation operation);
   // Executes `operation` on the calling thread if `is_instant` and the stream
-  // is idle.
+  // is idle, else enqueues it.
   void Move(const Operation& operation, bool is_instant);
   // Claims an idle stream for the calling thread; Finish releases the stream.
   bool TryBegin();

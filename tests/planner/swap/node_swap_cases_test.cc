@@ -472,16 +472,17 @@ TEST(NodeSwap, InvalidFieldsAreRefusedWithTheirPath) {
   EXPECT_EQ(Complaint(p), "ranks[0].links[1]: there is no link 'pcie9'");
   p.ranks[0].links.pop_back();
   p.ranks[0].kinds[0].forward_layer_s = 0;
-  EXPECT_EQ(Complaint(p), "ranks[0].forward_layer_s: is 0: it must be above");
+  EXPECT_EQ(Complaint(p),
+            "ranks[0].forward_layer_s: is 0: it must be positive");
   p.ranks[0].kinds[0].forward_layer_s = 1;
   p.ranks[0].tensors = {{.name = "a", .kind = 1, .bytes = 1}};
   EXPECT_EQ(Complaint(p), "ranks[0].tensors[0].kind: there is no kind 1 of 1");
   p.ranks[0].kinds.push_back({.name = "moe", .layers = 1});
   EXPECT_EQ(Complaint(p),
-            "ranks[0].kinds[1].forward_layer_s: is 0: it must be above");
+            "ranks[0].kinds[1].forward_layer_s: is 0: it must be positive");
   p.ranks[0].kinds[1].forward_layer_s = 1;
   EXPECT_EQ(Complaint(p),
-            "ranks[0].kinds[1].backward_layer_s: is 0: it must be above");
+            "ranks[0].kinds[1].backward_layer_s: is 0: it must be positive");
   p.ranks[0].tensors.clear();  // without tensors the layers are frozen
   EXPECT_EQ(Complaint(p), "");
   p.ranks[0].kinds[1].name = p.ranks[0].kinds[0].name;
