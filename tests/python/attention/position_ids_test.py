@@ -23,14 +23,15 @@ POSITIONS = {
     "none": None,
     "in order": ROW.expand(2, -1),
     "one row": ROW[None],
-    "from elsewhere": (ROW + 9).expand(2, -1),
+    "from 9": (ROW + 9).expand(2, -1),
     "documents": DOCUMENTS.expand(2, -1),
     "skipped": SKIPPED.expand(2, -1),  # positions with gaps, as in PoSE
     "skipped in one": torch.stack([ROW, SKIPPED]),
-    "of nothing in one": torch.stack([DOCUMENTS, 0 * ROW]),
+    "zeros in one": torch.stack([DOCUMENTS, 0 * ROW]),
     "padded on the left": torch.stack([ROW, (ROW - 13).clamp(min=0)]),
     "padded on the right": torch.cat([ROW[:60], 0 * ROW[:15]]).expand(2, -1),
-    "both": torch.cat([ROW[:30], ROW[:20], ROW[:25] + 300]).expand(2, -1),
+    "documents, skipped": torch.cat(
+        [ROW[:30], ROW[:20], ROW[:25] + 300]).expand(2, -1),
 }
 CALLS = [
     call if call[1] is None or (call[2], call[3]) == (False, "loss")
@@ -90,8 +91,8 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
     own = unstreamed(called(tiny(), what), inputs)
     inputs = call(positions, use_cache, masked, what)
     if makes_cache and not masked and positions in (
-            "skipped", "skipped in one", "of nothing in one",
-            "padded on the left", "both"):
+            "skipped", "skipped in one", "zeros in one",
+            "padded on the left", "documents, skipped"):
         with pytest.raises(Unsupported, match="elsewhere than at 0, or begin"):
             run(called(streamed, what), inputs)
     else:

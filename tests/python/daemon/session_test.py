@@ -1,5 +1,4 @@
-"""Tests limits, reports and leases of sessions, and every way a session can
-end."""
+"""Tests limits, reports and leases of sessions, and how sessions end."""
 
 from __future__ import annotations
 

@@ -27,10 +27,10 @@ class Row:
     model_class: str
     kind: str = ""
     verdict: str = FAILED
-    worst: str = ""  # name of the parameter
+    worst: str = ""  # parameter (or "loss") with the largest `ratio`
     difference: float | None = None
     ratio: float | None = None  # difference / limit
-    own: float | None = None  # the plain model's eager-SDPA difference
+    own: float | None = None  # the plain model's largest own difference
     blocks: int | None = None  # attention blocks that ran streamed
     # Which layers ran whole, and why; empty if all ran by chunks.
     whole: str = ""
