@@ -66,7 +66,7 @@ def parse_arguments():
                         ", ".join(programs.LONG))
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE", help="write the list here")
+    parser.add_argument("--json", metavar="FILE", help="write the rows here")
     parser.add_argument(
         "--against", metavar="REV",
         help="build this commit under build/against/, run both builds in\n"
@@ -74,15 +74,15 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=7, metavar="N",
                         help="with --against: runs of each build; default 7")
     parser.add_argument("--call", type=int, choices=(1, 2, 3),
-                        help="gpu: only this one of its calls of at most five "
-                        "minutes;\nthe first has the figures that decide")
+                        help="gpu: only this one of its three calls of at most "
+                        "five minutes;\nthe first has the deciding figures")
     parser.add_argument("--dry-run", action="store_true",
                         help="gpu: each step with tiny sizes, Python on the "
                         "CPU")
     arguments = parser.parse_args()
     if (arguments.call or arguments.dry_run) and arguments.names != ["gpu"]:
-        raise programs.Usage("--call and --dry-run are of the benchmark gpu "
-                             "alone: ./dev bench gpu --dry-run")
+        raise programs.Usage("only the benchmark gpu takes --call and --dry-run"
+                             ": ./dev bench gpu --dry-run")
     for name in arguments.names:
         if name not in programs.KNOWN:
             raise programs.Usage(f"no benchmark '{name}'; there are: "

@@ -25,7 +25,7 @@ SURVEY_STEPS, STEPS = 2, 3
 CHUNKS = [128, 256, 512, 1024, 2048, 4096]
 PREFETCHES = [1, 2, 4]
 ORDERS = ["keys", "queries"]
-# Settings of the grid that are measured again after one run each.
+# The fastest settings of the grid, by one run each, are measured again.
 FINALISTS = 3
 ROUNDS = 3  # rounds in which the finalists and the chosen settings take turns
 TARGET = 0.9
@@ -163,7 +163,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--bin", required=True)
     parser.add_argument("--json", required=True)
-    parser.add_argument("--shape", choices=SHAPES, help="only this one")
+    parser.add_argument("--shape", choices=SHAPES,
+                        help="measure only this shape")
     arguments = parser.parse_args()
     names = [arguments.shape] if arguments.shape else list(SHAPES)
     entries = [measure(arguments.bin, name) for name in names]
