@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the benchmarks, prints one table: bench.py --bin DIR [NAME…].
+"""Runs the benchmarks and prints one table: bench.py --bin DIR [NAME…].
 
 With --against REV the build of REV is measured as well, in turns, and each row
 is judged (against.py). programs.py says what a benchmark is.

@@ -80,8 +80,8 @@ listen = ""
 
 @contextlib.contextmanager
 def linked_node(folder, speed, gpus=2, numa_nodes=1):
-    """Starts a daemon with these links; yields its runtime directory, which
-    also contains the text."""
+    """Starts a daemon with links of this speed; yields its runtime directory,
+    which also contains the text."""
     with node.daemon(folder, CONFIG.format(
             speed=speed, gpus=gpus, links='"link", ' * gpus,
             numa_nodes=numa_nodes, pool=512 // numa_nodes)) as runtime:

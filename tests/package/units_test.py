@@ -60,7 +60,7 @@ class Unit(unittest.TestCase):
                 [same] = re.findall(pattern, file.read())
             self.assertEqual(unit[key], same)
 
-    def test_exposure_is_below_the_limit(self):
+    def test_exposure_is_within_the_limit(self):
         judged = self.analyze("security", "--offline=true",
                               f"--threshold={MOST_EXPOSED}", "--no-pager")
         [overall] = [line for line in judged.stdout.splitlines()

@@ -122,7 +122,7 @@ def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
     its norm, 5 x the difference between the model's own attention
     implementations (`other`), and 1e-8 of the norm of all gradients. The last
     limit is a sixth of fp32's rounding: if a gradient is zero by cancellation,
-    as that of a query that sees one key, sums in another order differ by this
+    as a query's is if it sees one key, sums in another order differ by this
     much on some processors."""
     whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()
                 if g is not None) ** 0.5

@@ -124,7 +124,7 @@ def test_autograds_memory_does_not_grow_with_layers(session):
 
 def test_bf16_is_no_worse_than_plain(session):
     """Compares with eager attention and with SDPA. Sums the errors of many
-    batches, because that of a single batch varies by some 10 %."""
+    batches, because the error of a single batch varies by 10 %."""
     def error(found, exact):
         return sum(float((g.double() - exact.gradients[n].double()).norm())
                    ** 2 for n, g in found.gradients.items()) ** 0.5

@@ -78,7 +78,7 @@ def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
 
 
 def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
-    """Returns the plain model's steps on both batches."""
+    """Returns the plain model's steps on both batches; sets `row.own`."""
     found = {left_out: plain_steps(row.name, left_out) for left_out in BATCHES}
     own = compare.own_differences(list(found.values()))
     row.own = max(own.values())
