@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench-ablation: how long and how fast each part of the plan alone trains.
+"""bench-ablation: longest sequence and speed of each part of the plan alone.
 
     ablation.py --bin DIR --json FILE [--way NAME] [--lengths]
 
@@ -7,12 +7,13 @@ A Llama of 32 layers trains on two simulated GPUs. Host memory is four times
 the HBM that the model's states leave free. `sluice-train --probe` finds the
 longest sequence of each way, which is then run for a whole step. Then the two
 ways of each of PAIRS take turns at the longest sequence of the second way.
-MEMO's ways: everything swapped, everything recomputed, half of each, or
-fractions by a linear program. FPDT's way: attention of all chunks is recomputed
-from the layers' inputs, with keys in the outer loop, and nothing stays on the
-GPU. `alst` is the baseline. "By chunk" chooses HBM, host memory or
-recomputation for each chunk. Runs are in fp32, where attention's output is as
-wide as a hidden state, as on a GPU in bf16.
+`recompute` and `alst` are the baselines. MEMO's ways: everything swapped,
+everything recomputed, one half swapped and the other recomputed, or fractions
+by a linear program. FPDT's way: attention of all chunks is recomputed from the
+layers' inputs, with keys in the outer loop, and nothing stays on the GPU. "By
+chunk" chooses HBM, host memory or recomputation for each chunk. Runs are in
+fp32, where attention's output is as wide as a hidden state, as on a GPU in
+bf16.
 """
 
 import argparse
@@ -28,7 +29,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)),
 import search
 
 MIB = 1 << 20
-# MiB of a GPU, and MiB of the model's weights and optimizer states
+# MiB of a GPU's memory, and of the model's weights and optimizer states
 HBM, STATES = 270, 256
 GPUS, CHUNK = 2, 128
 HOST = 4 * GPUS * (HBM - STATES)
@@ -149,9 +150,9 @@ def main():
     parser.add_argument("--bin", required=True)
     parser.add_argument("--json", required=True)
     parser.add_argument("--way", choices=WAYS, action="append",
-                        help="measure only these methods")
+                        help="measure this way only; may be repeated")
     parser.add_argument("--lengths", action="store_true",
-                        help="only probe the lengths, measure no speeds")
+                        help="only probe: run no whole step, measure no speed")
     arguments = parser.parse_args()
     with node.daemon(arguments.bin, CONFIG) as runtime:
         entries = entries_of(Runs(arguments.bin, runtime),

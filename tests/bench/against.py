@@ -1,7 +1,7 @@
 """./dev bench --against REV: compares the present build with the build of REV.
 
-REV is unpacked and built under build/against/, with the same preset and
-compiler cache. build/release is only read. The programs of the two builds take
+REV is unpacked and built under build/against/, with the preset and compiler
+cache of build/release, which is only read. The programs of the two builds take
 turns, and their order changes in each round, so that a drift of the machine's
 speed favours neither. A benchmark with a row that looks slower is run for
 another `rounds` rounds and judged by all of its rounds.
@@ -86,8 +86,8 @@ class Revision:
 
 
 def shared(names, revision_targets, revision):
-    """Returns the benchmarks of `names` that the revision can build. Prints
-    which of them it cannot build, and which benchmarks only it has."""
+    """Returns the benchmarks of `names` that the revision can build. Prints the
+    benchmarks that the revision cannot build and those that only it has."""
     kept = [n for n in names
             if set(programs.targets(n)) <= revision_targets]
     for name in names:

@@ -50,7 +50,7 @@ class Turns(unittest.TestCase):
         self.assertEqual(failed, [])
         self.assertIn("bench: ipc, round 2 of 3, present:", said)
 
-    def test_what_looks_slower_is_measured_again(self):
+    def test_a_row_that_looks_slower_is_measured_again(self):
         order, [comparison], _, said = self.alternate({"old": 1, "new": 2})
         self.assertEqual(len(comparison.rounds), 6)
         self.assertEqual(len(order), 12)
@@ -65,7 +65,7 @@ class Turns(unittest.TestCase):
         self.assertEqual(failed, ["ipc"])
         self.assertIn("error: bench: ipc: it ended with status 3", said)
 
-    def test_an_interrupt_leaves_what_was_measured(self):
+    def test_an_interrupt_keeps_the_finished_rounds(self):
         comparisons, runs = [], iter([1, 1, 1])
 
         def run(*_):
@@ -84,7 +84,7 @@ class Turns(unittest.TestCase):
 
 class Report(unittest.TestCase):
 
-    def test_names_benchmarks_that_one_side_lacks(self):
+    def test_benchmarks_that_one_side_lacks_are_named(self):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             kept = against.shared(
                 ["ipc", "grant"], {"bench-ipc", "bench-old", "all",
@@ -94,7 +94,7 @@ class Report(unittest.TestCase):
         self.assertIn("bench: grant: v1 lacks it", said.getvalue())
         self.assertIn("bench: old: only v1 has it", said.getvalue())
 
-    def test_is_json_without_infinities(self):
+    def test_the_json_has_no_infinities(self):
         comparison = compare.Comparison("ipc")
         comparison.add([entry("row", 0), entry("gone", 1)], [entry("row", 1)])
         with tempfile.TemporaryDirectory() as folder:

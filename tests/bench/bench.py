@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the benchmarks, prints one table: bench.py --bin DIR [NAME…].
+"""Runs the benchmarks and prints one table: bench.py --bin DIR [NAME…].
 
 With --against REV the build of REV is measured as well, in turns, and each row
 is judged (against.py). programs.py says what a benchmark is.
@@ -66,8 +66,7 @@ def parse_arguments():
                         ", ".join(programs.LONG))
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)
-    parser.add_argument("--json", metavar="FILE",
-                        help="write all rows to this file")
+    parser.add_argument("--json", metavar="FILE", help="write the rows here")
     parser.add_argument(
         "--against", metavar="REV",
         help="build this commit under build/against/, run both builds in\n"
@@ -75,16 +74,15 @@ def parse_arguments():
     parser.add_argument("--rounds", type=int, default=7, metavar="N",
                         help="with --against: runs of each build; default 7")
     parser.add_argument("--call", type=int, choices=(1, 2, 3),
-                        help="gpu: run only the steps of this call, which take "
-                        "at most\nfive minutes; 1 has the most important "
-                        "figures")
+                        help="gpu: only this one of its three calls of at most "
+                        "five minutes;\nthe first has the deciding figures")
     parser.add_argument("--dry-run", action="store_true",
                         help="gpu: run each step with tiny sizes, Python on "
                         "the CPU")
     arguments = parser.parse_args()
     if (arguments.call or arguments.dry_run) and arguments.names != ["gpu"]:
-        raise programs.Usage("--call and --dry-run need the benchmark gpu "
-                             "alone: ./dev bench gpu --dry-run")
+        raise programs.Usage("only the benchmark gpu takes --call and --dry-run"
+                             ": ./dev bench gpu --dry-run")
     for name in arguments.names:
         if name not in programs.KNOWN:
             raise programs.Usage(f"no benchmark '{name}'; there are: "

@@ -39,14 +39,14 @@ def gone(pid):
 
 
 def heed_interrupts():
-    """Restores the default SIGINT, which shells make background jobs ignore;
-    this test may run in one."""
+    """Restores the default SIGINT, because a shell makes its background jobs
+    ignore SIGINT, and this test may run in such a job."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 class Verdict(unittest.TestCase):
 
-    def test_follows_the_better_direction(self):
+    def test_the_verdict_follows_the_better_direction(self):
         self.assertEqual(bench.verdict(entry(1.0, 1.1)), "met")
         self.assertEqual(bench.verdict(entry(1.2, 1.1)), "MISSED")
         self.assertEqual(bench.verdict(entry(1.2, 1.1, "higher")), "met")
@@ -72,7 +72,7 @@ class Driver(unittest.TestCase):
                 [sys.executable, os.path.join(HERE, "bench.py"), "--bin",
                  folder, *arguments], capture_output=True, text=True)
 
-    def test_prints_the_table(self):
+    def test_the_driver_prints_a_table(self):
         run = self.drive('echo \'[{"name": "ipc.touched", "value": 1.05, '
                          '"unit": "x", "target": 1.1, "better": "lower", '
                          '"detail": {}}]\' >"$2"\n', "ipc")
@@ -82,8 +82,10 @@ class Driver(unittest.TestCase):
     def test_a_failing_benchmark_is_an_error(self):
         self.assertEqual(self.drive("exit 3\n", "ipc").returncode, 1)
 
-    def test_a_silent_benchmark_is_an_error(self):
-        self.assertEqual(self.drive("echo '[]' >\"$2\"\n").returncode, 1)
+    def test_a_benchmark_without_an_entry_is_an_error(self):
+        run = self.drive("echo '[]' >\"$2\"\n", "ipc")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("bench: ipc: it wrote no entry", run.stderr)
 
     def test_a_missing_program_is_an_error_even_if_no_name_is_given(self):
         whole = ('echo \'[{"name": "x", "value": 1, "unit": "s", "target": '
@@ -109,7 +111,7 @@ class Driver(unittest.TestCase):
         self.assertEqual(run.returncode, 2)
         self.assertIn("--rounds 0: must be at least 1", run.stderr)
 
-    def test_ctrl_c_ends_what_the_benchmark_started(self):
+    def test_ctrl_c_ends_a_benchmarks_own_children(self):
         with tempfile.TemporaryDirectory() as folder:
             program = os.path.join(folder, "bench-ipc")
             with open(program, "w", encoding="utf-8") as file:
@@ -126,7 +128,7 @@ class Driver(unittest.TestCase):
             self.assertEqual(run.returncode, 130)
             self.assertTrue(gone(started))
 
-    def test_ctrl_c_while_a_benchmark_starts_ends_it(self):
+    def test_ctrl_c_ends_a_benchmark_that_is_being_started(self):
         code = ("import os, signal, sys, programs\n"
                 "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
                 "def press():\n"
@@ -144,7 +146,7 @@ class Driver(unittest.TestCase):
         self.assertTrue(gone(int(run.stdout)))
 
 
-class FiguresOfATest(unittest.TestCase):
+class Figures(unittest.TestCase):
     def run_script(self, text):
         with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
             script.write(text)
@@ -152,7 +154,7 @@ class FiguresOfATest(unittest.TestCase):
             with contextlib.redirect_stdout(io.StringIO()):
                 return figures.printed_by(script.name)
 
-    def test_are_what_the_script_printed(self):
+    def test_figures_are_what_a_script_printed(self):
         self.assertEqual(self.run_script("print('ended 2 s')"), "ended 2 s\n")
 
     def test_a_failing_script_has_no_figures(self):

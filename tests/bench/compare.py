@@ -16,7 +16,7 @@ ZERO = 1e-7
 
 def ratio(before, after, better):
     """Returns how many times worse `after` is than `before`. If either is at
-    or below zero the ratio is infinite (worse), 0 (better) or 1 (unchanged).
+    most ZERO, the ratio is infinite (worse), 0 (better) or 1 (unchanged).
     """
     if min(before, after) > ZERO:
         return after / before if better == "lower" else before / after
@@ -81,7 +81,7 @@ class Comparison:
         self.rounds.append((by_name(before), by_name(after)))
 
     def rows(self):
-        """Returns one row for each name that both sides wrote in at least one
+        """Yields one row for each name that both sides wrote in at least one
         round."""
         names = {}  # in the order they were written
         for _, after in self.rounds:
@@ -101,8 +101,8 @@ class Comparison:
                                else "faster" if improved(ratios) else "")}
 
     def incomplete(self):
-        """Returns (name, rounds that have it before, rounds that have it
-        after) of the rows that are missing in some round of a side."""
+        """Yields (name, number of the revision's rounds with this row, number
+        of the present build's) for each row that a round of a side lacks."""
         names = {}
         for sides in self.rounds:
             for side in sides:

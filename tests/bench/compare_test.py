@@ -25,7 +25,7 @@ def compared(*rounds, better="lower"):
 
 class Ratio(unittest.TestCase):
 
-    def test_says_how_many_times_worse_in_either_direction(self):
+    def test_a_ratio_says_how_many_times_worse_a_value_is(self):
         self.assertAlmostEqual(compare.ratio(2.0, 2.2, "lower"), 1.1)
         self.assertAlmostEqual(compare.ratio(2.2, 2.0, "higher"), 1.1)
         self.assertAlmostEqual(compare.ratio(2.2, 1.1, "lower"), 0.5)
@@ -45,7 +45,7 @@ class Ratio(unittest.TestCase):
 
 class Quantiles(unittest.TestCase):
 
-    def test_are_linear_between_neighbours(self):
+    def test_quantiles_are_linear_between_neighbours(self):
         values = [7, 1, 3, 5]
         self.assertEqual(compare.quantile(values, 0.5), 4)
         self.assertEqual(compare.quantile(values, 0.25), 2.5)
@@ -53,7 +53,7 @@ class Quantiles(unittest.TestCase):
         self.assertEqual(compare.quantile([3, 1, 2], 0.5), 2)
         self.assertEqual(compare.quantile([4], 0.25), 4)
 
-    def test_may_be_infinite(self):
+    def test_quantiles_may_be_infinite(self):
         self.assertEqual(compare.quantile([math.inf] * 3, 0.25), math.inf)
         self.assertEqual(compare.quantile([1, math.inf], 0.5), math.inf)
         self.assertEqual(compare.quantile([1, 1, math.inf], 0.5), 1)
@@ -61,7 +61,7 @@ class Quantiles(unittest.TestCase):
 
 class Verdict(unittest.TestCase):
 
-    def test_needs_both_the_median_and_the_lower_quartile(self):
+    def test_a_regression_exceeds_both_limits(self):
         self.assertTrue(compare.regressed([1.06] * 7))
         self.assertFalse(compare.regressed([1.05] * 7))
         # Only the median is over its limit: three of seven rounds were no
@@ -72,18 +72,18 @@ class Verdict(unittest.TestCase):
         # Only the lower quartile is over its limit.
         self.assertFalse(compare.regressed([1.04] * 7))
 
-    def test_one_wild_round_changes_nothing(self):
+    def test_one_wild_round_changes_no_verdict(self):
         self.assertFalse(compare.regressed([1, 1, 1, 1, 1, 1, 50]))
         self.assertTrue(compare.regressed([0.1, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2]))
 
-    def test_follows_the_rows_own_direction(self):
+    def test_the_verdict_follows_the_rows_direction(self):
         self.assertEqual(compared(*[(1.0, 1.2)] * 7)["verdict"], "SLOWER")
         self.assertEqual(compared(*[(1.0, 0.8)] * 7)["verdict"], "faster")
         self.assertEqual(compared(*[(1.0, 1.01)] * 7)["verdict"], "")
         self.assertEqual(
             compared(*[(1.0, 1.2)] * 7, better="higher")["verdict"], "faster")
 
-    def test_compares_values_of_the_same_round(self):
+    def test_only_values_of_the_same_round_are_compared(self):
         # The machine became three times slower halfway; both trees are equally
         # fast.
         row = compared((1, 1), (1, 1), (3, 3), (3, 3), (3, 3))
@@ -104,7 +104,7 @@ class Rows(unittest.TestCase):
         self.assertEqual(sorted(comparison.incomplete()),
                          [("new", 0, 1), ("old", 1, 0)])
 
-    def test_a_row_that_a_round_lacks_is_judged_by_the_others(self):
+    def test_a_row_that_a_round_lacks_is_judged_by_other_rounds(self):
         comparison = compare.Comparison("x")
         comparison.add([entry("a", 1)], [entry("a", 2)])
         comparison.add([entry("a", 1), entry("b", 5)], [entry("b", 5)])

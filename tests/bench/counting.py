@@ -13,7 +13,7 @@ SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)),
 
 
 class Counter:
-    """Counts from now on, for the rest of the process. One per process."""
+    """Counts from its creation until the process ends. Create at most one."""
 
     def __init__(self):
         torch_folder = os.path.dirname(torch.__file__)

@@ -4,7 +4,7 @@
     deaths.py --bin DIR --json FILE
 
 Two ranks of `sluice-train` run over NCCL on the fakes (tests/fake_cuda). The
-benchmark runs the tests of tests/integration/train/cuda_ranks_test.py which
+benchmark runs the tests of tests/integration/train/cuda_ranks_test.py that
 check that the other rank ends with the reason and that memory is returned, and
 reads their output. It does not measure a GPU: the time is what our processes
 take to notice a death and to end hanging ranks. The GPU's part (NCCL's abort)

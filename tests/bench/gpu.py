@@ -32,7 +32,7 @@ OF_FAKES = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 class Step:
     name: str
     call: int
-    expected_s: float  # on an H100
+    expected_s: float  # how long it takes on an H100
     limit_s: float
     script: str
     words: tuple[str, ...] = ()

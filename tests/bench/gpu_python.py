@@ -211,8 +211,8 @@ def beside(results, tokens, steps):
 
 
 def longest(results, gib, most):
-    """Searches each way's longest sequence in `gib` GiB by doubling, then
-    halving, in steps of LONGEST_STEP tokens."""
+    """Searches each way's longest sequence in `gib` GiB by doubling, then by
+    bisection, in multiples of LONGEST_STEP tokens."""
     if DEVICE == "cuda":
         torch.cuda.set_per_process_memory_fraction(
             gib * GIB / torch.cuda.get_device_properties(0).total_memory)

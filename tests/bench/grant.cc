@@ -31,11 +31,11 @@ constexpr int kCalls = 200'000;
 constexpr int kWarmUp = 1'000;
 constexpr Bytes kCopy = KiB(4);
 
-// Shared by the ranks: nanoseconds of each call, including the clock reads.
+// Memory that the ranks share.
 struct Shared {
   std::atomic<int> ready;
-  uint32_t nanoseconds[kRanks][kCalls];
-  uint64_t waited[kRanks];
+  uint32_t nanoseconds[kRanks][kCalls];  // per call, with the clock reads
+  uint64_t waited[kRanks];               // number of calls that waited
 };
 
 int64_t Now() {

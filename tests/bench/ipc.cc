@@ -50,8 +50,9 @@ void TouchEveryPage(std::byte* data) {
   for (int64_t at = 0; at < kSize.count(); at += page) data[at] = std::byte{1};
 }
 
-// Returns a node's configuration with `gib` of host memory, which is allocated
-// only when touched. `ahead`: the daemon makes all of it before leases.
+// Returns a node's configuration with `gib` GiB of host memory, which is
+// allocated only when touched. If `ahead`, the daemon makes all extents before
+// any lease.
 std::string Node(int gib, bool ahead) {
   return fmt::format(
       "[sim]\nhost_memory = \"{0}GiB\"\n[pools]\nhost_bytes = "

@@ -23,14 +23,14 @@ SEARCHED = {
     "checkpointed_chunked_loss": ((2048, 3072), 64),
     "alst": ((4096, 6144), 64),
 }
-# Lengths for the slope; a search at the limit would take minutes.
+# Lengths for the slope of `streamed`; a search at its limit would take minutes.
 STREAMED = (4096, 8192)
 TARGETS = {"checkpointed": 16, "checkpointed_chunked_loss": 6, "alst": 4}
 NAMES = {"checkpointed": "checkpointing",
          "checkpointed_chunked_loss": "checkpointing, loss by chunks",
          "alst": "ALST-like"}
 IN_HOST = (4096, 16384)
-ROWS_TARGET = 0.6  # rows of hidden states per token
+ROWS_TARGET = 0.6  # at most; rows of hidden states per token
 
 
 def entries_of(_):
@@ -95,8 +95,8 @@ class Bench:
         return long + int((DEVICE_BYTES - at) / slope)
 
     def longest(self, name, slope_from, step):
-        """Returns the longest length that fits, in multiples of `step`, and
-        checks that the next one does not fit."""
+        """Returns the longest multiple of `step` that fits, and checks that the
+        next multiple does not fit."""
         length = self._guess(name, *slope_from) // step * step
         while self.peak_bytes(name, length) > DEVICE_BYTES:
             length -= step
@@ -105,8 +105,8 @@ class Bench:
         return length
 
     def longest_tried_once(self, name, slope_from):
-        """Returns a length that fits: one chunk below the extrapolated one, or
-        a shorter one if that does not fit."""
+        """Returns a length that fits: the extrapolated length minus one chunk,
+        or minus more chunks if that does not fit."""
         chunk = self.setups.CHUNK
         length = self._guess(name, *slope_from) // chunk * chunk
         while True:

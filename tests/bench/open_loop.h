@@ -1,6 +1,6 @@
 // Open-loop load on a daemon: pairs of a lease and its free fall due at a
-// steady rate, whether or not the daemon keeps up. Each is timed from its due
-// time, so a daemon that falls behind shows in every pair that had to wait.
+// steady rate, whether or not the daemon keeps up. Each pair is timed from its
+// due time, so a daemon that falls behind shows in every pair that had to wait.
 #pragma once
 
 #include <vector>

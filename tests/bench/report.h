@@ -19,7 +19,7 @@ struct Entry {
 
 // Parses the arguments, calls `measure` and prints its list. `--json FILE` also
 // writes the list there; with `--check FACTOR` a value that misses its target
-// by more than FACTOR makes the exit status 1 (tests use 10). Returns the
+// by more than FACTOR makes the exit status 1. Returns the
 // program's exit status: 2 for a wrong argument or a file that cannot be
 // written, which are both reported before anything is measured.
 int Report(int argc, char** argv,

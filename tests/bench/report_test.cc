@@ -32,7 +32,7 @@ Ran Bench(std::vector<std::string> arguments) {
   return ran;
 }
 
-// Guards against an error that is reported only after minutes of measuring.
+// Measuring may take minutes.
 TEST(BenchReport, WrongArgumentsAreReportedBeforeMeasuring) {
   for (const std::vector<std::string>& wrong :
        std::vector<std::vector<std::string>>{{"--jsn", "f"},
@@ -48,7 +48,7 @@ TEST(BenchReport, WrongArgumentsAreReportedBeforeMeasuring) {
   }
 }
 
-TEST(BenchReport, WritesTheListAndJudgesByTheFactor) {
+TEST(BenchReport, ListIsWrittenAndJudgedByTheFactor) {
   const testing::TempDir directory;
   const std::string path = directory.File("list.json");
   const Ran ran = Bench({"--json", path, "--check", "10"});

@@ -1,7 +1,7 @@
 // The daemon under load: 64 sessions lease and free in an open loop, with and
 // without a keeper that stores all of the daemon's state. Measures also a lease
 // while the ranks of all GPUs are killed, the wait of two users that take turns
-// with a whole GPU, and the cost of a killed daemon.
+// with a whole GPU, and the time from a daemon's death to the next reply.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>

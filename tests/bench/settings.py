@@ -25,7 +25,7 @@ SURVEY_STEPS, STEPS = 2, 3
 CHUNKS = [128, 256, 512, 1024, 2048, 4096]
 PREFETCHES = [1, 2, 4]
 ORDERS = ["keys", "queries"]
-# Settings of the grid that are measured again after one run each.
+# The fastest settings of the grid, by one run each, are measured again.
 FINALISTS = 3
 ROUNDS = 3  # rounds in which the finalists and the chosen settings take turns
 TARGET = 0.9
@@ -80,8 +80,8 @@ listen = ""
 
 @contextlib.contextmanager
 def linked_node(folder, speed, gpus=2, numa_nodes=1):
-    """Starts a daemon with these links; yields its runtime directory, which
-    also contains the text."""
+    """Starts a daemon with links of this speed; yields its runtime directory,
+    which also contains the text."""
     with node.daemon(folder, CONFIG.format(
             speed=speed, gpus=gpus, links='"link", ' * gpus,
             numa_nodes=numa_nodes, pool=512 // numa_nodes)) as runtime:

@@ -8,10 +8,10 @@ states take 0.8 of a step's compute time there and back. With states in host
 memory a GPU has less HBM than all states take.
 
 The states pass through a ring of buffers in HBM. Each direction copies for 0.4
-of the compute time. Copies run under forward, which is 0.25 of it, and as far
-as the ring has room, under backward. With a tiny ring 0.4 - 0.25 = 0.15 stays
-visible, so the limit is 1.15. The step copies nothing else, because its
-activations are kept in HBM.
+of the compute time. Copies run under forward, which takes 0.25 of that time,
+and as far as the ring has room, under backward. With a tiny ring 0.4 - 0.25 =
+0.15 stays visible, so the limit is 1.15. The step copies nothing else, because
+its activations are kept in HBM.
 
 The simulator copies by memcpy, which takes CPU time; a GPU's copies take no
 compute time. The sequence is so long that memcpy is only about a twentieth of

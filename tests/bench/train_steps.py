@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""bench-train: seconds of a step of `sluice-train`, on a node of its own.
+"""bench-train: seconds of a step of `sluice-train`, on a private node.
 
     train_steps.py --bin DIR --json FILE
 

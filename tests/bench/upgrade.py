@@ -16,7 +16,7 @@ import figures
 
 ROUNDS = os.path.join(os.path.dirname(os.path.abspath(__file__)),
                       "upgrade_rounds.py")
-# Limits that are enforced; the other figures are only shown.
+# Targets; the other figures have none.
 STEP_MS = {"upgrade": 100, "downgrade": 100}
 REPLY_MS = {"median": 100, "latest": 250}
 STEP = re.compile(r"^\d+ of \d+, (?P<way>\w+): the longest step is (?P<ms>-?\d+) "

@@ -23,7 +23,7 @@ from trainer import RunFailed, follow_lines, read_object
 
 class Search(unittest.TestCase):
 
-    def test_finds_the_longest_within_a_sixteenth(self):
+    def test_the_search_is_within_a_sixteenth_of_the_limit(self):
         for limit in (3, 100, 511, 512, 1000, 2047, 2048, 43000):
             for start in (64, 512, 16384):
                 found, refused = longest(limit.__ge__, start)
@@ -31,16 +31,16 @@ class Search(unittest.TestCase):
                 self.assertGreater(refused, limit)
                 self.assertLessEqual(refused - found, max(1, found / 15))
 
-    def test_asks_about_no_length_twice(self):
+    def test_the_search_tries_no_length_twice(self):
         asked = []
         longest(lambda n: asked.append(n) or n <= 5000, 512)
         self.assertEqual(len(asked), len(set(asked)))
         self.assertLessEqual(len(asked), 9)
 
-    def test_finds_zero_if_nothing_fits(self):
+    def test_the_search_finds_zero_if_nothing_fits(self):
         self.assertEqual(longest(lambda n: False, 512)[0], 0)
 
-    def test_finds_the_limit_if_everything_fits(self):
+    def test_the_search_ends_at_its_limit_if_everything_fits(self):
         self.assertEqual(longest(lambda n: True, 512, limit=4096),
                          (4096, None))
 
@@ -84,14 +84,14 @@ def is_running(pid):
 
 class Trainer(unittest.TestCase):
 
-    def test_status_and_object_must_agree(self):
+    def test_exit_status_and_printed_object_must_agree(self):
         self.assertTrue(read_object('noise\n{"fits": true}\n', True)["fits"])
         with self.assertRaises(RunFailed):
             read_object('{"fits": true}', False)
         with self.assertRaises(RunFailed):
             read_object("no object", True)
 
-    def test_follows_a_log_and_misses_no_line(self):
+    def test_a_followed_log_loses_no_line(self):
         with tempfile.TemporaryDirectory() as folder:
             path, seen, done = os.path.join(folder, "log"), [], \
                 threading.Event()
@@ -131,7 +131,7 @@ class Desk(unittest.TestCase):
 
 class WholeRun(unittest.TestCase):
 
-    def test_the_check_of_the_demos_report_can_fail(self):
+    def test_each_error_in_the_demos_report_is_found(self):
         method = dict.fromkeys(demo_test.METHOD_KEYS, 1)
         good = dict.fromkeys(demo_test.KEYS, 1) | {
             "methods": dict.fromkeys(
@@ -155,7 +155,7 @@ class WholeRun(unittest.TestCase):
 
 class Page(unittest.TestCase):
 
-    def test_is_one_file_without_network(self):
+    def test_the_page_is_one_file_without_network(self):
         page = report.render({"a": "</script>"})
         self.assertNotIn("{{", page)
         self.assertIsNone(re.search(r"(src|href)\s*=|@import|url\(", page))

@@ -40,7 +40,8 @@ def section(readme, heading):
 
 
 def told(readme):
-    """Returns name -> reason of the table; a row may have several names."""
+    """Returns name -> reason of the table "Only on sim". A row may have several
+    names."""
     rows = re.findall(r"(?m)^\| (`.*?`) \| (.*) \|$",
                       section(readme, HEADING))
     return {name: reason for names, reason in rows
@@ -48,7 +49,8 @@ def told(readme):
 
 
 def told_in_part(readme):
-    """Returns (name, selected or skipped cases) -> reason of the table."""
+    """Returns (name, selected or skipped cases) -> reason of the table "Only in
+    part"."""
     rows = re.findall(r"(?m)^\| `(\w+)` \| `([^`]+)` \| (.*) \|$",
                       section(readme, IN_PART))
     return {(name, cases): reason for name, cases, reason in rows}

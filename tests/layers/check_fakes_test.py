@@ -41,7 +41,7 @@ class Fakes(unittest.TestCase):
                                    "## More\n| `train_watch` | a |\n"))
         self.assertTrue(self.check(tests, "| `train_watch` |  |\n"))
 
-    def test_a_test_in_part_is_whole_with_deep_or_listed(self):
+    def test_a_partial_test_is_whole_with_deep_or_is_listed(self):
         for command in (["steps_test", "--gtest_filter=-Drawn*"],
                         ["python3", "steps_test.py", "-Drawn*"]):
             tests = {"steps_test": (["gradient"], SIM, command[:-1]),

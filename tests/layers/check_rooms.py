@@ -14,7 +14,7 @@ ROOMS = {
     "client/copy": [],
     "client/session": ["client/copy"],
     "client/torch/memory": [],
-    # What other rooms need: exceptions and the precompiled header.
+    # The exceptions and the precompiled header that other rooms need.
     "client/torch": ["client/torch/memory"],
     "client/torch/ranks": ["client/torch"],
     "client/torch/backend": ["client/torch", "client/torch/memory"],

@@ -23,11 +23,11 @@ import check_rooms
 import check_shape
 
 # Header family -> (pattern of the include, folders that may include it). A
-# folder stands for itself and all folders below it; tests/ may include what
-# the tested layer may. `None` means everywhere.
+# folder stands for itself and all folders below it. Files of tests/ may include
+# every family. `None` means everywhere.
 FAMILIES = {
-    # Only one folder knows which attention and merge a device has. The kit
-    # launches a merge to see what a GPU may read.
+    # Only client/torch/backend knows which attention and merge a device has.
+    # The kit launches a merge to see what a GPU may read.
     "attention": (r"ATen/ops/_\w*(flash|efficient|cudnn|dot_product)\w*att"
                   r"ention\w*\.h$|kernels/ops/(merge|gpu_kernels)\.h$",
                   ["client/torch/backend", "kernels/ops",
@@ -131,12 +131,6 @@ def tracked_files(root):
 
 def is_below(path, folder):
     return path == folder or path.startswith(folder + "/")
-
-
-def mirrored(path):
-    """Returns daemon/core/x.cc for tests/daemon/core/x.cc, which has the same
-    rules. A test that mirrors no layer may use everything."""
-    return path.split("/", 1)[1] if path.startswith("tests/") else path
 
 
 def includes(text):

@@ -13,7 +13,7 @@ namespace {
 using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
-TEST(MergeKernel, IsEmbeddedAsAFatbin) {
+TEST(MergeKernel, FatbinIsEmbedded) {
   if (MergeFatbin().empty()) GTEST_SKIP() << "built without CUDA";
   uint32_t magic;
   std::memcpy(&magic, MergeFatbin().data(), sizeof(magic));
@@ -66,13 +66,13 @@ void ExpectSame(const Side& gpu, const Side& cpu) {
   }
 }
 
-TEST_F(MergeKernelOnGpu, AgreesWithTheCpu) {
+TEST_F(MergeKernelOnGpu, ResultAgreesWithTheCpus) {
   for (const int64_t rows : {1, 7, 300}) {
     for (const int64_t dim : {20, 64, 128}) {
       const MergeShape shape = Contiguous(rows, 3, dim);
       Side a = RandomSide(shape, 10, 1), b = RandomSide(shape, 10, 2);
-      a.lse[0] = b.lse[1] = -kInf;  // no keys on one side; [2]: on neither
-      a.lse[2] = b.lse[2] = -kInf;
+      a.lse[0] = b.lse[1] = -kInf;  // row 0 has no keys in a, row 1 none in b
+      a.lse[2] = b.lse[2] = -kInf;  // row 2 has no keys in either
       const Side gpu = Merged(shape, a, b.o, b.lse);
       MergeAttention(shape, a.o.data(), a.lse.data(), b.o.data(), b.lse.data());
       ExpectSame(gpu, a);
@@ -80,7 +80,7 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpu) {
   }
 }
 
-TEST_F(MergeKernelOnGpu, AgreesWithTheCpuOnBFloat16Blocks) {
+TEST_F(MergeKernelOnGpu, ResultOfBFloat16BlocksAgreesWithTheCpus) {
   const MergeShape shape = Contiguous(300, 4, 64);
   Side a = RandomSide(shape, 2, 1);
   const Side b = RandomSide(shape, 2, 2);
@@ -91,8 +91,8 @@ TEST_F(MergeKernelOnGpu, AgreesWithTheCpuOnBFloat16Blocks) {
   ExpectSame(gpu, a);
 }
 
-// The rows lie in a larger tensor.
-TEST_F(MergeKernelOnGpu, WritesNothingBetweenItsRows) {
+// The rows lie apart in a larger tensor.
+TEST_F(MergeKernelOnGpu, KernelWritesNothingBetweenItsRows) {
   const RowHeadStrides apart = {3 * 40 + 8, 40};
   const MergeShape shape = {7, 3, 20, apart, {3, 1}, apart, {3, 1}};
   Side a = RandomSide({7 + 1, 3 + 1, 40, {}, {}, {}, {}}, 2, 1);

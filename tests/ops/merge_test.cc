@@ -30,7 +30,7 @@ void ExpectNear(const Side& actual, const Side& expected, float tolerance) {
   }
 }
 
-TEST(MergeAttention, AgreesWithTheFormulaInFp64) {
+TEST(MergeAttention, MergeAgreesWithTheFormulaInFp64) {
   for (const float spread : {0.1f, 1.0f, 30.0f, 300.0f}) {
     for (const int64_t rows : {1, 7, 300}) {
       const MergeShape shape = Contiguous(rows, 3, 20);
@@ -64,7 +64,7 @@ TEST(MergeAttention, ANanOfPositiveWeightReachesTheResult) {
   EXPECT_TRUE(std::isnan(Merged(shape, {{1}, {0}}, {{1}, {nan}}).lse[0]));
 }
 
-TEST(MergeAttention, ManyBlocksGiveTheSoftmaxOfTheWhole) {
+TEST(MergeAttention, ManyBlocksGiveTheSoftmaxOverAllKeys) {
   // 64 keys in 8 blocks of 8. The values are the scores themselves.
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0, 20);
@@ -87,7 +87,7 @@ TEST(MergeAttention, ManyBlocksGiveTheSoftmaxOfTheWhole) {
   EXPECT_NEAR(lse, std::log(bottom), 1e-5 * std::fabs(std::log(bottom)));
 }
 
-TEST(MergeAttention, TakesBFloat16Blocks) {
+TEST(MergeAttention, BFloat16BlocksAreMerged) {
   const MergeShape shape = Contiguous(70, 2, 33);
   Side a = RandomSide(shape, 2, 1), b = RandomSide(shape, 2, 2);
   std::vector<BFloat16> block;
@@ -100,7 +100,7 @@ TEST(MergeAttention, TakesBFloat16Blocks) {
   ExpectNear(a, expected, 1e-6f);
 }
 
-TEST(MergeAttention, FollowsEveryStride) {
+TEST(MergeAttention, EveryStrideIsFollowed) {
   const int64_t rows = 9, heads = 3, dim = 5;
   const MergeShape plain = Contiguous(rows, heads, dim);
   const Side a = RandomSide(plain, 1, 1), b = RandomSide(plain, 1, 2);
@@ -125,7 +125,7 @@ TEST(MergeAttention, FollowsEveryStride) {
   ExpectNear(merged, expected, 1e-6f);
 }
 
-TEST(MergeAttention, AcceptsEmptyShapes) {
+TEST(MergeAttention, EmptyShapesAreAccepted) {
   for (const MergeShape& shape :
        {Contiguous(0, 2, 4), Contiguous(4, 0, 4), Contiguous(4, 2, 0)}) {
     MergeAttention(shape, static_cast<float*>(nullptr), nullptr,
@@ -134,7 +134,7 @@ TEST(MergeAttention, AcceptsEmptyShapes) {
 }
 
 // Prints the measured time.
-TEST(MergeAttention, TakesAtMostTenTimesTheExpectedTime) {
+TEST(MergeAttention, MergeTakesAtMostFiveMilliseconds) {
   const MergeShape shape = Contiguous(1024, 4, 64);
   Side a = RandomSide(shape, 2, 1);
   const Side b = RandomSide(shape, 2, 2);

@@ -38,7 +38,7 @@ class Draw {
     }
     return values;
   }
-  // Returns one label per row; that of one row in five is ignored.
+  // Returns one label per row. Every fifth label is -100, which is ignored.
   std::vector<int64_t> Labels(int64_t rows, int64_t width) {
     std::vector<int64_t> labels;
     for (int64_t i = 0; i < rows; ++i) {

@@ -11,7 +11,7 @@ namespace {
 
 using Numbers = std::vector<double>;
 
-// Compares with the formulas in fp64, at widths that fill no vector and no
+// Compares with the formulas in fp64, also at widths that fill no vector and no
 // tile.
 template <typename T>
 class TokenMath : public ::testing::Test {
@@ -227,7 +227,7 @@ TYPED_TEST(TokenMath, ANanReachesTheResult) {
   EXPECT_TRUE(std::isnan(Wide(x[0])));
 }
 
-TYPED_TEST(TokenMath, AcceptsEmptyShapes) {
+TYPED_TEST(TokenMath, EmptyShapesAreAccepted) {
   using T = TypeParam;
   Compute(RmsNormShape{0, 8, kEpsilon}, RmsNormTensors<T>());
   Compute(RopeShape{0, 2, 8}, RopeTensors<T, T>());

@@ -1,5 +1,5 @@
-"""Runs a check beside a booted Debian that has this build's packages. The
-tests of the packages start with `main`."""
+"""Runs a check beside a booted Debian that has this build's packages. Tests
+call `main`."""
 
 import glob
 import os
@@ -61,7 +61,7 @@ def main(script, make_check):
     # removed.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     build, made = os.path.abspath(sys.argv[1]), sys.argv[2:]
-    # Made in the build folder, because /tmp and /run become the new Debian's.
+    # Not in /tmp or /run, because these become the new Debian's.
     with tempfile.TemporaryDirectory(dir=build, prefix="rootfs-") as work:
         os.chmod(work, 0o755)
         if made:

@@ -28,7 +28,7 @@ from training_run import Run, is_as_undisturbed, steps_in
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.dirname(
     os.path.abspath(__file__))), "integration", "train"))
-# harness.py reads it. This test does not need it.
+# harness.py reads this variable; this test does not need it.
 os.environ.setdefault("SLUICE_BIN_DIR", "")
 from crash_points_test import (
     MOMENTS,
@@ -47,7 +47,7 @@ TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--json").split()
 PLAN = "/run/sluice/plan"
 DROP_INS = "/run/systemd/system/sluiced.service.d"
-# These points put nothing into the store; crash_points_test.py has them.
+# These points put nothing into the store. crash_points_test.py covers them.
 OF_RECORDS = ["change-unsaved", "record-begun", "unpublished", "record-saved",
               "checkpoint-saved", "change-saved", "packet-sent", "effects-done"]
 DROP_IN = """\
@@ -131,7 +131,8 @@ class Crashes(Service):
         run = Run(self.build, self.work, "killed")
         wait_until(self.leased, "a rank has a lease")
         while left > 0:
-            # Otherwise no daemon would live to serve on a busy machine.
+            # Every second daemon serves before its death. Otherwise no daemon
+            # would live long enough to serve on a busy machine.
             if left % 2 == 0:
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
@@ -144,7 +145,7 @@ class Crashes(Service):
         is_as_undisturbed(self.build, self.work, run)
         self.serves()
         self.check_ledger("killed at random")
-        print(f"killed at {MOMENTS} random moments of the run", flush=True)
+        print(f"killed at {MOMENTS} random moments of one run", flush=True)
 
     def replies_soon(self):
         """Checks that no reply takes as long as a client's deadline. Only

@@ -41,7 +41,7 @@ class Documents(unittest.TestCase):
             self.assertIn("KEYS" if page.endswith(".5.gz") else "OPTIONS",
                           shown.stdout.upper())
 
-    def test_a_man_page_has_every_command(self):
+    def test_the_man_page_of_sluicectl_has_its_commands(self):
         text = self.text(self.share + "/man/man1/sluicectl.1.gz")
         for command in "budget set", "plan train", "evict", "undrain":
             self.assertIn(f".SS sluicectl {command}\n", text)
@@ -118,7 +118,7 @@ class Documents(unittest.TestCase):
                 with self.subTest(shell=shell.__name__, words=words):
                     self.assertEqual(shell(*words), wanted)
 
-    def test_bash_offers_files_for_a_value(self):
+    def test_bash_offers_no_words_for_a_file(self):
         self.assertEqual(self.bash("sluiced", "--config", ""), set())
 
 

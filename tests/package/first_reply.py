@@ -1,6 +1,6 @@
-"""Measures how long a session with the greatest number of stored extents waits
-for a reply when its daemon is killed, under the booted Debian's systemd. It
-uses libsluice as ranks do."""
+"""Measures how long a session with a thousand stored extents waits for a reply
+when its daemon is killed, under the booted Debian's systemd. The session uses
+libsluice as ranks do."""
 
 import os
 import random
@@ -16,7 +16,7 @@ import native_session
 from service import NEVER_FROZEN
 
 KILLS = 20
-# A session leases a thousand extents of the only GPU, and all are stored.
+# The session leases a thousand extents of the only GPU. All of them are stored.
 CONFIG = NEVER_FROZEN + """\
 [sim]
 gpus = 1

@@ -25,7 +25,7 @@ class Installed(unittest.TestCase):
         self.folder = folder.name
         self.prefix = folder.name + "/prefix"
 
-    def test_is_what_the_manifest_lists_by_component(self):
+    def test_installed_files_are_those_of_the_manifest(self):
         for component, wanted in installed.manifest(BUILD).items():
             prefix = f"{self.folder}/{component}"
             installed.install(BUILD, prefix, component)
@@ -35,7 +35,7 @@ class Installed(unittest.TestCase):
         self.assertEqual(installed.files_below(whole),
                          set().union(*installed.manifest(BUILD).values()))
 
-    def test_names_no_folder_of_the_build(self):
+    def test_installed_files_name_no_folder_of_the_build(self):
         run("cmake", "--install", BUILD, "--prefix", self.prefix)
         for path in installed.files_below(self.prefix):
             if path.startswith("bin/") or re.search(r"\.so(\.|$)", path):

@@ -10,8 +10,8 @@ PACKED = os.path.normpath(HERE + "/../../build/wheel")
 
 
 def run(*words, **more):
-    """Runs a command and returns its output; if it fails, the exception
-    contains stderr."""
+    """Runs a command and returns its output. If the command fails, raises an
+    exception that contains the output."""
     done = subprocess.run(words, text=True, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, check=False, **more)
     if done.returncode:

@@ -46,7 +46,7 @@ def host_paths(pod, of="containers"):
 
 class Manifests(unittest.TestCase):
 
-    def test_match_the_schemas_of_kubernetes(self):
+    def test_manifests_match_the_schemas_of_kubernetes(self):
         seen = 0
         for name in ("node.yaml", "daemon.yaml", "monitor.yaml",
                      "job.yaml"):
@@ -91,7 +91,7 @@ class Manifests(unittest.TestCase):
         self.assertEqual(labels["pod-security.kubernetes.io/enforce"],
                          "privileged")
 
-    def test_a_rank_mounts_the_sessions_only(self):
+    def test_a_rank_mounts_only_the_session_folder(self):
         args = container("node.yaml")["args"]
         private = args[args.index("--runtime-dir") + 1]
         sessions = args[args.index("--session-dir") + 1]
@@ -210,9 +210,9 @@ class OnANode(unittest.TestCase):
         self.assertEqual(sorted(os.listdir(self.node.folder + "/run/sluice")),
                          ["session.sock", "sim"])
 
-    @unittest.skipIf(os.geteuid() != 0, "a rank's root is needed")
+    @unittest.skipIf(os.geteuid() != 0, "the rank must be root")
     def test_a_rank_that_is_root_can_only_connect(self):
-        """The folder is mounted as job.yaml mounts it."""
+        """The session folder is mounted as job.yaml mounts it."""
         folder = self.node.folder + "/run/sluice"
         inside = (f"mount --bind {folder} {folder} && "
                   f"mount -o remount,bind,ro {folder} && "

@@ -26,18 +26,18 @@ class Packages(unittest.TestCase):
         run("cpack", "-B", folder.name, cwd=BUILD)
         cls.debs = glob.glob(folder.name + "/*.deb")
 
-    def test_have_no_error(self):
+    def test_packages_have_no_lintian_error(self):
         self.assertEqual(len(self.debs), len(installed.manifest(BUILD)),
                          self.debs)
         # Libraries are linked statically on purpose.
         run("lintian", "--fail-on", "error", "--allow-root",
             "--suppress-tags", "embedded-library", *self.debs)
 
-    def test_need_no_library_but_glibc_2_35(self):
+    def test_packages_need_no_library_but_glibc_2_35(self):
         for deb in self.debs:
             self.assertEqual(check_debs.check(pathlib.Path(deb)), [])
 
-    def test_are_refused_with_another_library_or_a_newer_glibc(self):
+    def test_another_library_or_a_newer_glibc_is_refused(self):
         self.assertEqual(check_debs.problems_of("systemd, libc6 (>= 2.35)"), [])
         self.assertEqual(
             check_debs.problems_of("libc6 (>= 2.36), libfmt9 (>= 9.1.0)"),

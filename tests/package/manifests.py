@@ -63,8 +63,8 @@ class Node:
             file.write(toml)
 
     def crash_at(self, point):
-        """Makes a crashing-sluiced that the keeper starts die at `point`,
-        once."""
+        """Makes the keeper's daemon, a crashing-sluiced, die once at `point`.
+        """
         with open(self.folder + "/plan", "w", encoding="ascii") as file:
             file.write(point + " 1\n")
 

@@ -9,8 +9,8 @@ import tempfile
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[2] / "deploy/package/debian"
-# Commands that the script calls. The test replaces each by one that logs its
-# arguments.
+# Commands that the script calls. The test replaces each by a program that logs
+# its arguments.
 CALLED = ("systemd-sysusers", "deb-systemd-helper", "systemd-tmpfiles",
           "systemctl", "deb-systemd-invoke", "sluiced", "sleep")
 

@@ -1,6 +1,6 @@
 """A separate Debian to install packages into. mmdebstrap makes it, and its
-systemd boots in namespaces and a chroot. Its /run and /tmp are private to its
-mount namespace."""
+systemd boots in namespaces and a chroot. The Debian's /run and /tmp are private
+to its mount namespace."""
 
 import glob
 import os
@@ -91,9 +91,9 @@ def mount(*words):
 
 def boot(root):
     """Mounts what the systemd of `root` needs, in this process's namespaces.
-    Mounts its /run on /run, too."""
+    Mounts the /run of `root` on this process's /run, too."""
     mount("--make-rprivate", "/")
-    # A mount of its own for the root, which a unit's sandbox can replace.
+    # Makes `root` a mount, which a unit's sandbox can replace.
     mount("--bind", root, root)
     for folder in "run", "tmp", "dev":
         mount("-t", "tmpfs", "-o", "mode=755", "tmpfs", f"{root}/{folder}")
@@ -166,8 +166,8 @@ class Inside:
         shutil.copy(path, self.root + where)
 
     def install(self, deb):
-        """Installs a package that is already in /root, because copying it now
-        would take CPU time from a run."""
+        """Installs a package that was copied to /root before, because copying
+        it now would take CPU time from a run."""
         self.run("dpkg", "-i", "/root/" + os.path.basename(deb))
 
     def wait_for_boot(self):

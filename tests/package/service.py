@@ -106,7 +106,7 @@ class Service:
         self.installed = version
 
     def is_what_is_installed(self):
-        """Checks the installed version, and that the running program is it."""
+        """Checks the version of the installed package, and its program."""
         exe = os.readlink(f"/proc/{self.serves()}/exe")
         assert "deleted" not in exe, exe
         version = self.inside.run("dpkg-query", "-W", "-f", "${Version}",

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""systemd accepts the unit, and the unit is hardened: units_test.py BUILD"""
+"""systemd accepts the units, users and folders, and the service is hardened:
+units_test.py BUILD"""
 
 import os
 import re
@@ -31,7 +32,7 @@ class Unit(unittest.TestCase):
         return subprocess.run(["systemd-analyze", *words, self.unit],
                               capture_output=True, text=True, check=False)
 
-    def test_is_understood_without_a_warning(self):
+    def test_the_unit_is_understood_without_a_warning(self):
         verified = self.analyze("verify", "--man=no", "--recursive-errors=no")
         self.assertEqual(verified.returncode, 0, verified.stderr)
         ours = [line for line in verified.stderr.splitlines()
@@ -59,7 +60,7 @@ class Unit(unittest.TestCase):
                 [same] = re.findall(pattern, file.read())
             self.assertEqual(unit[key], same)
 
-    def test_exposure_is_below_the_limit(self):
+    def test_exposure_is_within_the_limit(self):
         judged = self.analyze("security", "--offline=true",
                               f"--threshold={MOST_EXPOSED}", "--no-pager")
         [overall] = [line for line in judged.stdout.splitlines()
@@ -67,7 +68,7 @@ class Unit(unittest.TestCase):
         print(overall)
         self.assertEqual(judged.returncode, 0, overall)
 
-    def test_tells_the_daemon_the_size_of_its_store(self):
+    def test_the_unit_tells_the_daemon_the_size_of_its_store(self):
         with open(self.unit, encoding="ascii") as file:
             unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
         stored = unit["FileDescriptorStoreMax"]
@@ -78,8 +79,8 @@ class Unit(unittest.TestCase):
         self.assertNotIn("MemoryMax", unit)
 
     def test_threads_may_raise_their_priority(self):
-        """Guards against a unit that forbids real-time scheduling, or the
-        priority that the grants thread falls back on."""
+        """The grants thread uses real-time scheduling, or else runs at kNice.
+        The unit must allow both."""
         with open(self.unit, encoding="ascii") as file:
             unit = dict(re.findall(r"^(\w+)=(.*)$", file.read(), re.M))
         with open(SOURCE, encoding="ascii") as file:

@@ -19,11 +19,11 @@ import sluice
 
 RANKS, CHUNK, LENGTH = 2, 128, 512
 EXTENT = 4 << 20
-LONG_S = 240.0  # limit on a busy machine
+LONG_S = 240.0  # limit of each wait, on a busy machine
 
 
 class Loop:
-    """A rank's training of the model, with gradients summed by all_reduce."""
+    """Trains a tiny model on one rank; all_reduce sums the gradients."""
 
     def __init__(self, session: sluice.Session, policy: str):
         self.model = tiny(intermediate_size=192,
@@ -34,7 +34,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2)
         self.losses: list[float] = []
         self.weights: list[str] = []  # hash of all weights after each step
-        self.swapped: list[float] = []  # swapped share of each step's policy
+        self.swapped: list[float] = []  # sum of swap shares after each step
 
     def step(self) -> None:
         seed = 100 * len(self.losses) + dist.get_rank()
@@ -67,8 +67,8 @@ class Loop:
             self.step()
 
     def changes(self) -> list[int]:
-        """Returns the steps in which the swapped share differs from the step
-        before."""
+        """Returns the steps after which the sum of swap shares differs from
+        that after the step before."""
         return [i for i in range(1, len(self.swapped))
                 if self.swapped[i] != self.swapped[i - 1]]
 
@@ -93,13 +93,13 @@ def every(own: bool) -> bool:
 
 @contextlib.contextmanager
 def another_job(loop: Loop, socket: str) -> Iterator[None]:
-    """Runs another job until the context ends."""
+    """Runs another job until the context ends; rank 0 starts it."""
     with contextlib.nullcontext() if loop.session.rank else Other(socket):
         yield
 
 
 class Other:
-    """A job of one rank in its own process. Its steps are the longest on the
+    """A job of one rank in its own process. It reports the longest steps on the
     node (Slow), so the daemon gives it host memory of the first job."""
 
     def __init__(self, socket: str):
@@ -129,7 +129,7 @@ def _other(socket: str, end) -> None:
 
 class Slow:
     """A session that reports 100 times each measured duration, so that its
-    job is slower than the first job on any machine."""
+    job seems slower than the first job on any machine."""
 
     def __init__(self, session: sluice.Session):
         self._session = session
@@ -194,7 +194,7 @@ def joins_and_leaves(loop: Loop, socket: str, daemon: int) -> None:
     with another_job(loop, socket):
         loop.until(lambda: loop.swaps() < alone)
         now = loop.stream.stats().host_leased_bytes
-        # A lease made of returned extents may be larger than the plan's bytes.
+        # A lease that reuses idle extents may be larger than the plan's bytes.
         assert now < loop.stream.plan["host_bytes"] + EXTENT
         assert every(now <= leased) and not every(now == leased)
         loop.step()
@@ -235,8 +235,8 @@ def one_refuses(loop: Loop, socket: str, daemon: int) -> None:
 
 
 def daemon_dies(loop: Loop, socket: str, daemon: int) -> None:
-    """The daemon dies after it has offered a plan and before the step that
-    takes it."""
+    """Training goes on if the daemon dies after it has offered a plan, before
+    a step takes the plan."""
     with another_job(loop, socket):
         ends = time.monotonic() + LONG_S
         while not every(loop.session.changed_plan() is not None):

@@ -2,8 +2,8 @@
 
     cuda_group.py SOCKET FOLDER WHAT [WITHOUT]
 
-WHAT names a function of this file. WITHOUT is no_collective or a function of
-cuda_step: the operation to leave out.
+WHAT names a function of this file. WITHOUT names what to leave out:
+no_collective, or a function of cuda_step.
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ def waits(session: sluice.Session, gpu: torch.device) -> None:
 
 
 def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
-    """Rank 1 fails in a layer of the second step or, if `how` is "left",
-    before that step while rank 0 waits in the user's own collective. Rank 0
-    must raise PeerFailed within 5 s."""
+    """Rank 1 raises an error, if `how` is "raised", or else is killed: in a
+    layer of the second step or, if `how` is "left", before that step while rank
+    0 waits in the user's own collective. Rank 0 must raise PeerFailed within 5
+    s."""
     model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
     when, armed = pathlib.Path(sys.argv[2], "failed"), False
 
@@ -168,7 +169,7 @@ def work(rank: int, socket: str, folder: str, what: str, without: str
         cuda_step.leave_out = getattr(cuda_step, without)
     gpu, job = torch.device("cuda", rank), "sp"
     torch.cuda.set_device(gpu)
-    if what == "killed_elsewhere":  # rank 0's daemon does not know rank 1
+    if what == "killed_elsewhere":  # the daemon sees two jobs, as on two nodes
         job = f"node{rank}"
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(RANKS), LOCAL_RANK="0",

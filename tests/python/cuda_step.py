@@ -214,8 +214,8 @@ class Reads(TorchDispatchMode):
 
 
 def waits(session: sluice.Session) -> None:
-    """In the second step the host waits once to learn whether the mask is
-    causal, and once for the chunk that is compared."""
+    """In the second step the host waits at most twice: to learn whether the
+    mask is causal, and for the chunk that check="first" compares."""
     model, inputs = tiny("qwen3").to(GPU), on(GPU, batch(length=LENGTH))
     stream = sluice.stream(model, session=session, chunk=16, hbm=0,
                            quiet=True)
@@ -368,7 +368,7 @@ def drawn(session: sluice.Session) -> None:
 
 def windows(session: sluice.Session) -> None:
     """ATen has no fp32 kernel with windows, so blocks that the window cuts are
-    computed from whole scores. Blocks inside the window are causal."""
+    computed from whole scores, and other blocks by the efficient kernel."""
     stepped(session, tiny("mistral", sliding_window=24),
             {"efficient", "whole scores"})
 
@@ -384,8 +384,8 @@ class NoExperts(nn.Linear):
 
 
 def by_scores(session: sluice.Session) -> None:
-    """Softcaps, values narrower than keys, and sinks, which no kernel
-    supports. Blocks are computed in several strips."""
+    """No fp32 kernel supports softcaps, windows, or values narrower than keys,
+    so such blocks are computed from whole scores, in several strips."""
     whole_scores._ROWS = 7
     stepped(session, tiny(
         "gemma2", sliding_window=24, query_pre_attn_scalar=8,
@@ -396,7 +396,7 @@ def by_scores(session: sluice.Session) -> None:
         "deepseek_v3", q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4,
         qk_nope_head_dim=8, v_head_dim=8, head_dim=4, num_key_value_heads=4,
         first_k_dense_replace=2), {"whole scores"})
-    # The layers alternate between sliding and full attention.
+    # One layer has a window, the other has full attention. Both have sinks.
     sinks = tiny("gpt_oss", num_local_experts=2, num_experts_per_tok=2,
                  sliding_window=24)
     for layer in sinks.model.layers:
@@ -424,9 +424,9 @@ def streams(session: sluice.Session) -> None:
 
 
 def handover(session: sluice.Session) -> None:
-    """Two streams that do not wait for each other use one arena."""
+    """Two streams that do not wait for each other may use one arena."""
     one, other = torch.cuda.Stream(GPU), torch.cuda.Stream(GPU)
-    many = 1 << 20  # more bytes than copies may keep alive
+    many = 1 << 20  # 4 MiB in fp32, more than running copies may keep alive
     with HostArena(session) as arena:
         leave_out(arena)
         with torch.cuda.stream(one):
@@ -588,15 +588,16 @@ def rows_first(*tensors: torch.Tensor) -> list[torch.Tensor]:
 
 
 def by_cudnn(session: sluice.Session) -> None:
-    """The last chunk has one row, so its diagonal block has one key."""
+    """The diagonal block of a last chunk with one row has one key, which cuDNN
+    does not support; flash computes this block."""
     in_bf16(session, tiny("qwen3"), {"cudnn", "flash"}, LENGTH - 1,
             kernel="cudnn")
     in_bf16(session, tiny("llama"), {"cudnn"}, kernel="cudnn")
 
 
 def by_flash_through_windows(session: sluice.Session) -> None:
-    """Flash computes all blocks for windows of any width, so no scores are
-    materialised."""
+    """By default flash computes all blocks for windows of any width, so no
+    scores are materialised."""
     others = ((16, 16), (5, 13)) if DEEP else ()
     for width, chunk in ((24, 16), (7, 16), *others):
         in_bf16(session, tiny("mistral", sliding_window=width), {"flash"},
@@ -614,7 +615,7 @@ def no_kernel(session: sluice.Session) -> None:
         try:
             stream = sluice.stream(model, session=session, quiet=True,
                                    kernel=kernel)
-            assert said == "have 4"  # bytes per element
+            assert said == "have 4"  # only 4-byte elements are refused later
             run(model, on(GPU, batch()))
         except sluice.Unsupported as refused:
             assert str(refused).startswith(f"kernel {kernel}: "), refused

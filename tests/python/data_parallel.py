@@ -50,8 +50,8 @@ def packed(rows, length, seed):
 
 
 def fsdp(units=(), shape=None, **options):
-    """Makes an FSDP unit of each layer, each module named in `units`, and the
-    rest."""
+    """Makes an FSDP unit of each layer, of each module named in `units`, and of
+    all other parameters."""
     def wrap(model):
         world = dist.get_world_size()
         mesh = init_device_mesh("cpu", shape or (world,), mesh_dim_names=(
@@ -76,21 +76,21 @@ CASES = {
     "fsdp2": ("llama", {}, fsdp(), 1),
     "fsdp2, tied": ("qwen2", TIED, fsdp(), 1),
     "fsdp2, experts": ("mixtral", MOE, fsdp(), 1),
-    "fsdp2, head of its own": ("llama", {}, fsdp(["lm_head"]), 1),
-    "fsdp2, embedding, norm and head of their own": (
+    "fsdp2, head as a unit": ("llama", {}, fsdp(["lm_head"]), 1),
+    "fsdp2, embedding, norm and head as units": (
         "llama", {}, fsdp(["model.embed_tokens", "model.norm", "lm_head"]), 2),
-    "fsdp2, kept after forward": (
+    "fsdp2, weights kept after forward": (
         "llama", {}, fsdp(["lm_head"], reshard_after_forward=False), 2),
     "fsdp2, lora": ("llama", {}, fsdp(), 2),
     "ddp, lora": ("llama", {}, ddp(), 1),
-    "fsdp2, custom layers": ("titan", {}, fsdp(["output"]), 2),
+    "fsdp2, the user's own layers": ("titan", {}, fsdp(["output"]), 2),
     "fsdp2, log-probabilities": ("llama", {}, fsdp(), 2),
-    "fsdp2, head of its own, log-probabilities": (
+    "fsdp2, head as a unit, log-probabilities": (
         "llama", {}, fsdp(["lm_head"]), 2),
     "ddp, static graph, log-probabilities": (
         "llama", {}, ddp(static_graph=True), 1),
-    # All attention weights have one size, and all MLP weights another size.
-    # So memory that held one weight in forward may hold another in backward.
+    # All weights of a layer's products have one size, so memory that held one
+    # of them in forward may hold another in backward.
     "fsdp2, stored products": ("llama", dict(
         num_key_value_heads=4, intermediate_size=32), fsdp(), 2),
     "fsdp2, packed rows": ("llama", {}, fsdp(["lm_head"]), 2),
@@ -99,27 +99,28 @@ CASES = {
             offload_policy=CPUOffloadPolicy(pin_memory=False)), 1),
     "hsdp": ("llama", {}, fsdp(["lm_head"], shape=(2, 2)), 1),
     "frozen embedding and layer": ("llama", {}, fsdp(["lm_head"]), 1),
-    "ddp, in the host": ("qwen2", TIED, ddp(), 2),
-    "fsdp2, in the host": ("qwen2", TIED, fsdp(), 2),
-    "fsdp2, units of their own, in the host": (
+    "ddp, hidden states on host": ("qwen2", TIED, ddp(), 2),
+    "fsdp2, hidden states on host": ("qwen2", TIED, fsdp(), 2),
+    "fsdp2, embedding, norm and head as units, hidden states on host": (
         "llama", {}, fsdp(["model.embed_tokens", "model.norm", "lm_head"]), 2),
-    "fsdp2, decoder of its own, in the host": (
+    "fsdp2, decoder as a unit, hidden states on host": (
         "llama", {}, fsdp(["model"]), 2),
-    "fsdp2, decoder of its own": ("llama", {}, fsdp(["model"]), 2),
-    "frozen embedding and layer, in the host": (
+    "fsdp2, decoder as a unit": ("llama", {}, fsdp(["model"]), 2),
+    "frozen embedding and layer, hidden states on host": (
         "llama", {}, fsdp(["lm_head"]), 1),
     # Layers of gptj have buffers, which DDP broadcasts before each forward.
     "ddp, two forwards": ("gptj", LEARNED, ddp(), 2),
     "ddp, routers' loss": ("mixtral", ROUTERS, ddp(), 1),
     "fsdp2, routers' loss": ("mixtral", ROUTERS, fsdp(), 2),
-    "fsdp2, head of its own, routers' loss": (
+    "fsdp2, head as a unit, routers' loss": (
         "mixtral", ROUTERS, fsdp(["lm_head"]), 1),
-    "fsdp2, routers' loss, in the host": ("mixtral", ROUTERS, fsdp(), 1),
-    "ddp, buffers left alone, two forwards": (
+    "fsdp2, routers' loss, hidden states on host": (
+        "mixtral", ROUTERS, fsdp(), 1),
+    "ddp, buffers not broadcast, two forwards": (
         "gptj", LEARNED, ddp(broadcast_buffers=False), 1),
     "fsdp2, two forwards": ("llama", {}, fsdp(), 1),
     "ddp, whole layers": ("jamba", HYBRID, ddp(static_graph=True), 1),
-    "fsdp2, whole layers, in the host": (
+    "fsdp2, whole layers, hidden states on host": (
         "jamba", HYBRID, fsdp(["lm_head"]), 2),
     "ddp, loss of logits": ("llama", {}, ddp(), 2),
     "ddp, static graph, loss of logits": (
@@ -128,10 +129,11 @@ CASES = {
 
 # Run only with SLUICE_DEEP=1, because other cases execute the same branches.
 ONLY_DEEP = {
-    "fsdp2, head of its own", "fsdp2, head of its own, log-probabilities",
-    "frozen embedding and layer", "fsdp2, decoder of its own",
-    "ddp, routers' loss", "fsdp2, routers' loss, in the host",
-    "ddp, loss of logits", "fsdp2, units of their own, in the host",
+    "fsdp2, head as a unit", "fsdp2, head as a unit, log-probabilities",
+    "frozen embedding and layer", "fsdp2, decoder as a unit",
+    "ddp, routers' loss", "fsdp2, routers' loss, hidden states on host",
+    "ddp, loss of logits",
+    "fsdp2, embedding, norm and head as units, hidden states on host",
 }
 
 
@@ -201,7 +203,7 @@ def train(case: str, rank: int, streamed: sluice.Session | None):
         model.model.layers[0].requires_grad_(False)
     stream = streamed and stream_it(
         model, streamed,
-        hidden="host" if case.endswith("in the host") else "device",
+        hidden="host" if case.endswith("hidden states on host") else "device",
         policy={"*": {"keep": 0.3, "swap": 0.5}} if case.endswith(
             "stored products") else "recompute")
     made = packed if case.endswith("packed rows") else batch

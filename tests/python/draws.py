@@ -4,7 +4,8 @@ A draw is a tiny model of transformers, settings of stream(), and two to four
 training steps. Between the steps, and between a step's forwards and backwards,
 weights are frozen and thawed, hooks and adapters come and go, and the model is
 evaluated. A copy that is not streamed does the same. Losses and gradients must
-be equal, or the stream refuses by name; a refusal ends its step, not the draw.
+be equal, or the stream must refuse the step by name; the draw then continues
+with the next step.
 
     python draws.py --draw 17          repeats one draw and says what it does
     python draws.py --count 2000       draws 0 to 1,999
@@ -43,7 +44,7 @@ NAMES = (
     " gpt_neo opt phi phi3 gpt_neox gpt_oss deepseek_v3 cohere llama4_text"
     " falcon starcoder2").split()
 FIRST_TOKEN, LAST_TOKEN = 3, 80  # as in walk.plain
-LIMIT = 1e-4  # relative to a gradient's norm, and to a loss
+LIMIT = 1e-4  # of a difference, relative to the gradient's norm or the loss
 LEAST = 1e-6  # least limit, relative to the norm of all gradients
 RATE = 0.05
 LAYERS = ("layers", "h")  # names of the decoder's list of layers
@@ -83,7 +84,7 @@ class Draw:
 
 
 class Mismatch(Exception):
-    """Loss or gradients differ although nothing was refused."""
+    """Results differ, or host bytes are left, although nothing was refused."""
 
 
 # --- drawing ----------------------------------------------------------------
@@ -98,8 +99,8 @@ def drawn(number: int) -> Draw:
             "*": {"keep": 0.3, "swap": 0.4}}]),
         "hidden": draw.choice(["device", "device", "device", "host"]),
         "head": draw.choice(["rows", "rows", "rows", "whole"]),
-        # Room for no layer, for some layers, or for all. Drawn by a generator
-        # of its own, so that the other drawn values do not depend on it.
+        # Bytes for no plain layer, for some, or for all. A separate generator
+        # draws them, so that no other drawn value depends on them.
         "hbm": random.Random(f"hbm {number}").choice(
             [0, 150_000, 400_000, 1 << 30]),
     }
@@ -180,8 +181,8 @@ TRAINED: dict[str, Callable[[str, torch.Tensor, int], bool]] = {
 
 
 def train(trainee: Trainee, which: str, seed: int) -> None:
-    """Trains the weights that `which` selects and freezes the others; trains
-    all if none is selected."""
+    """Makes the weights that `which` selects trainable and freezes the others;
+    if `which` selects none, makes all trainable."""
     parameters = list(trainee.base.named_parameters())
     for everything in False, True:
         for name, p in parameters:
@@ -449,8 +450,9 @@ def forwards_and_backwards(trainee: Trainee, step: Step, threads: bool
 
 def _in_threads(trainee: Trainee, step: Step, saved: Callable,
                 between: Callable[[], None], threads: bool) -> list[float]:
-    """Runs the calls in threads, or one after the other. All forwards end
-    before a backward begins if the step has operations in between."""
+    """Runs each call in its own thread or, without `threads`, one after the
+    other. If the step has operations between forward and backward, all forwards
+    end before a backward begins."""
     losses: dict[int, torch.Tensor] = {}
     errors: list[BaseException] = []
 
@@ -686,11 +688,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--draw", type=int,
-                        help="run only this draw and describe it")
+                        help="run this draw and describe it")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--count", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=math.inf,
-                        help="begin no draw after this time")
+                        help="begin no draw after so many seconds")
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

@@ -90,8 +90,8 @@ class FakeNode:
         return f"{self._fakes}{self.jitter_us}"
 
     def take_findings(self) -> str:
-        """Returns the findings of all processes since the last call, one per
-        line."""
+        """Returns what the fake driver found wrong in any process since the
+        last call: a line per broken rule or race."""
         file = self._node / "findings"
         found = file.read_text() if file.exists() else ""
         file.unlink(missing_ok=True)

@@ -24,7 +24,7 @@ def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
     """Runs `work(rank, *args)` in a process per rank, on one thread. Then exits
     this process, with status 0 if all ranks have status 0."""
     torch.set_num_threads(1)
-    gc.freeze()  # the forks' collections neither search nor copy loaded objects
+    gc.freeze()  # garbage collection in a fork does not touch loaded objects
     ranks = [FORK.Process(target=_forked, args=(work, rank, *args))
              for rank in range(world)]
     for rank in ranks:

@@ -1,4 +1,5 @@
-"""Cases of groups.py apart from gradients. All ranks run each function."""
+"""Cases of groups.py that check more than a model's loss and gradients. All
+ranks run each function."""
 
 from __future__ import annotations
 
@@ -185,7 +186,7 @@ def loaders(session, group) -> None:
 
 def gradients_of_other_ranks(session, group) -> None:
     """A parameter that only some ranks used has a gradient on all ranks."""
-    # Each rank has some rows.
+    # The second argument: a chunk with one row for each rank.
     ranks = Ranks.of(group, dist.get_world_size(group))
     rank = dist.get_rank(group)
     ones, like = torch.ones(2), [torch.empty(2), torch.empty(3)]

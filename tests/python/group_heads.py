@@ -14,8 +14,8 @@ import sluice
 
 
 def other_heads(session, group) -> None:
-    """These heads may read any row, so each rank computes them from all rows.
-    """
+    """The heads of HEADS may read any row, so each rank computes them from all
+    rows."""
     for name, (head, inputs) in HEADS.items():
         for place in ("device", "host"):
             model = tiny_with(head)

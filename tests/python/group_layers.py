@@ -63,7 +63,7 @@ def own_layers(session, group) -> None:
 
 
 def own_layers_sharded(session, group) -> None:
-    """FSDP2 averages the gradients."""
+    """The gradients that FSDP2 averages equal those of the plain model."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     for place in ("device", "host"):
         model, ids = titan(layers=3), tokens(2, 75)
@@ -77,8 +77,8 @@ def own_layers_sharded(session, group) -> None:
 
 
 class Turned(Wrapper):
-    """A layer that indexes the table by itself. Its input is scaled by tensors
-    that need a gradient: one for all rows, and one with a value per row."""
+    """A layer that indexes the RoPE table by itself. Its input is scaled by
+    two tensors that need a gradient: `scale` and, per row, `of_rows`."""
 
     def forward(self, x, freqs_cis, positions, scale, of_rows):
         return self.inner(x * scale * of_rows, freqs_cis[positions])

@@ -78,8 +78,8 @@ def refused_models(session, group) -> None:
 
 
 def forward_put_over(session, group) -> None:
-    """A forward put over the model's after stream() is refused if it calls the
-    decoder itself, because it expects all rows."""
+    """A forward that replaces the model's after stream() is refused if it calls
+    the decoder itself, because it expects all rows."""
     model = tiny()
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   quiet=True)

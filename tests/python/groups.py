@@ -80,7 +80,7 @@ def routed(row: int, i: int) -> dict:
     return {**padded(row, i), "output_router_logits": True}
 
 
-# --- wrappings: mesh [data parallel, sequence] -> change of the model --------
+# --- wrappings: (model, mesh [data parallel, sequence]) -> wrapped model -----
 
 def alone(model, mesh):
     return model
@@ -103,62 +103,66 @@ def fsdp(*units, replicated=False, **options):
 IN_HOST = {"hidden": "host"}
 
 # name -> (model, its config, ranks per sequence, wrapping, batches, further
-# options of stream()). A case accumulates the gradients of two batches.
+# options of stream()). Each case accumulates the gradients of two batches.
 CASES = {2: {
-    "grouped": ("llama", {}, 2, alone, plain),
+    "grouped heads": ("llama", {}, 2, alone, plain),
     "a tail shorter than the group": ("llama", {}, 2, alone, long(65)),
     "one chunk": ("llama", {}, 2, alone, long(7)),
     "as many rows as ranks": ("llama", {}, 2, alone, long(2)),
     "fewer rows than ranks": ("llama", {}, 2, alone, lambda row, i: {
         **plain(row, i, 1), "shift_labels": plain(row, i, 1)["labels"]}),
     "one kv head": ("llama", dict(num_key_value_heads=1), 2, alone, plain),
-    "heads shared unevenly": (
+    "kv heads shared unevenly": (
         "llama", dict(hidden_size=48, num_attention_heads=6,
                       num_key_value_heads=3), 2, alone, plain),
-    "biases, tied": ("qwen2", dict(tie_word_embeddings=True), 2, alone, plain),
+    "biases, tied embedding": (
+        "qwen2", dict(tie_word_embeddings=True), 2, alone, plain),
     "documents": ("qwen3", {}, 2, alone, documents),
-    "half runs again": ("llama", {}, 2, alone, documents, {"rerun": 0.5}),
-    "fsdp2, all runs again": ("qwen3", {}, 2, fsdp(), long(65), {"rerun": 1}),
+    "half of the tokens rerun": (
+        "llama", {}, 2, alone, documents, {"rerun": 0.5}),
+    "fsdp2, all tokens rerun": ("qwen3", {}, 2, fsdp(), long(65), {"rerun": 1}),
     "documents and a window": (
         "mistral", dict(sliding_window=24), 2, alone, documents),
     "padding": ("llama", {}, 2, alone, padded),
-    "padding on the left, a window": (
+    "left padding, a window": (
         "mistral", dict(sliding_window=24), 2, alone, padded_left),
     "softcaps": ("gemma2", SOFTCAPS, 2, alone, plain),
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 2, alone,
                        plain),
-    "latent": ("deepseek_v3", LATENT, 2, alone, plain),
+    "latent attention": ("deepseek_v3", LATENT, 2, alone, plain),
     "learned positions, documents": ("gpt2", LEARNED, 2, alone, documents),
-    "positions stretched": ("llama", STRETCHED, 2, alone, plain),
-    "written out": ("gptj", {**LEARNED, "rotary_dim": 4, "attn_pdrop": 0.0},
+    "longrope positions": ("llama", STRETCHED, 2, alone, plain),
+    "eager attention": ("gptj", {**LEARNED, "rotary_dim": 4, "attn_pdrop": 0.0},
                     2, alone, plain),
     "frozen": ("llama", {}, 2, alone, plain),
     "ddp": ("llama", {}, 2, ddp, plain),
     "fsdp2, experts": ("mixtral", MOE, 2, fsdp(), documents),
     "fsdp2, tied": ("qwen2", dict(tie_word_embeddings=True), 2, fsdp(), plain),
-    "fsdp2, units of their own": ("llama", {}, 2, fsdp(
+    "fsdp2, embedding, norm and head as units": ("llama", {}, 2, fsdp(
         "model.embed_tokens", "model.norm", "lm_head"), plain),
-    "in the host": ("llama", {}, 2, alone, plain, IN_HOST),
-    "in the host, a tail shorter than the group": (
+    "hidden states on host": ("llama", {}, 2, alone, plain, IN_HOST),
+    "hidden states on host, a tail shorter than the group": (
         "llama", {}, 2, alone, long(65), IN_HOST),
-    "in the host, documents": (
+    "hidden states on host, documents": (
         "mistral", dict(sliding_window=24), 2, alone, documents, IN_HOST),
-    "in the host, padding": ("qwen3", {}, 2, alone, padded_left, IN_HOST),
-    "in the host, softcaps": ("gemma2", SOFTCAPS, 2, alone, plain, IN_HOST),
-    "in the host, learned positions": (
+    "hidden states on host, padding": (
+        "qwen3", {}, 2, alone, padded_left, IN_HOST),
+    "hidden states on host, softcaps": (
+        "gemma2", SOFTCAPS, 2, alone, plain, IN_HOST),
+    "hidden states on host, learned positions": (
         "gpt2", LEARNED, 2, alone, documents, IN_HOST),
-    "in the host, frozen": ("llama", {}, 2, alone, plain, IN_HOST),
-    "in the host, fsdp2, experts": (
+    "hidden states on host, frozen": ("llama", {}, 2, alone, plain, IN_HOST),
+    "hidden states on host, fsdp2, experts": (
         "mixtral", MOE, 2, fsdp("model.norm"), plain, IN_HOST),
-    "in the host, fsdp2, tied": ("qwen2", dict(
+    "hidden states on host, fsdp2, tied": ("qwen2", dict(
         tie_word_embeddings=True), 2, fsdp(), plain, IN_HOST),
     "router losses": ("mixtral", BALANCED, 2, alone, routed),
-    "router losses, the head whole": (
+    "router losses, whole head": (
         "mixtral", BALANCED, 2, alone, routed, {"head": "whole"}),
-    "router losses, some dense layers, in the host": (
+    "router losses, some dense layers, hidden states on host": (
         "qwen3_moe", BALANCED_SOME, 2, alone, routed, IN_HOST),
     "router losses, fsdp2": ("mixtral", BALANCED, 2, fsdp("lm_head"), routed),
-    "fsdp2, a group of one": ("llama", {}, 1, fsdp(), plain),
+    "fsdp2, one rank per sequence": ("llama", {}, 1, fsdp(), plain),
 }, 4: {
     "sinks, experts": ("gpt_oss", {**MOE, "sliding_window": 24}, 4, alone,
                        long(67)),
@@ -174,11 +178,11 @@ CASES = {2: {
 # branches: with hidden states on the host, sharded, or with another number of
 # ranks.
 ONLY_DEEP = {2: {
-    "a tail shorter than the group", "biases, tied", "documents", "padding",
-    "sinks, experts", "learned positions, documents", "frozen", "ddp",
-    "fsdp2, experts", "in the host, documents", "in the host, softcaps",
-    "in the host, fsdp2, tied", "router losses", "router losses, fsdp2",
-    "half runs again",
+    "a tail shorter than the group", "biases, tied embedding", "documents",
+    "padding", "sinks, experts", "learned positions, documents", "frozen",
+    "ddp", "fsdp2, experts", "hidden states on host, documents",
+    "hidden states on host, softcaps", "hidden states on host, fsdp2, tied",
+    "router losses", "router losses, fsdp2", "half of the tokens rerun",
 }, 4: {"fsdp2"}}
 
 

@@ -35,8 +35,7 @@ HEADS = {
     "a classifier": ("SequenceClassification", {**padded(), **CLASSES}),
     "a classifier, padding on the left": (
         "SequenceClassification", {**padded_left(), **CLASSES}),
-    "scores with the caller's own loss": (
-        "SequenceClassification", padded()),
+    "a classifier without labels": ("SequenceClassification", padded()),
     # Rows of padding have no label.
     "a class for each token, padding on the left": ("TokenClassification", {
         **padded_left(), "labels": (batch()["input_ids"] % 3).where(

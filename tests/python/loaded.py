@@ -57,7 +57,7 @@ def become(asked: dict) -> types.ModuleType:
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-gc.freeze()  # the forks' collections neither search nor copy loaded objects
+gc.freeze()  # garbage collection in a fork does not touch (copy) loaded objects
 if (asked := asked_here()) is not None:
     main = become(asked)
     with open(main.__file__, encoding="utf-8") as file:

@@ -97,8 +97,8 @@ def assert_equal_logs(got, expected, digits: float = 1e-5) -> None:
     compared = 0
     for step, (ours, theirs) in enumerate(zip(got, expected)):
         for name in theirs:
-            # Rewards are differences of nearly equal values, and so are not
-            # precise. The other names depend on the clock.
+            # Rewards are differences of nearly equal values, so they are
+            # imprecise. The other figures are durations, rates and work.
             if any(part in name for part in (
                     "runtime", "step_time", "per_second", "flos", "rewards/")):
                 continue

@@ -61,8 +61,8 @@ class Wrapper(nn.Module):
 
 def wrap_mlps(wrap: Callable[[nn.Module], nn.Module],
               model: nn.Module | None = None) -> nn.Module:
-    """Wraps each layer's MLP by `wrap`, in `model` or a tiny model; returns
-    it."""
+    """Wraps each layer's MLP by `wrap`, in `model` or a tiny model; returns the
+    model."""
     model = tiny() if model is None else model
     for layer in model.model.layers:
         layer.mlp = wrap(layer.mlp)
@@ -121,9 +121,9 @@ def assert_same(got: Run, expected: Run, other: Run | None = None) -> None:
     """Checks each parameter's gradient. The limit is the largest of 1e-5 of
     its norm, 5 x the difference between the model's own attention
     implementations (`other`), and 1e-8 of the norm of all gradients. The last
-    limit is a sixth of fp32's rounding: if a gradient is zero by cancellation
-    (of queries that see one key), sums in another order differ by this much on
-    some processors."""
+    limit is a sixth of fp32's rounding: if a gradient is zero by cancellation,
+    as a query's is if it sees one key, sums in another order differ by this
+    much on some processors."""
     whole = sum(float(g.norm()) ** 2 for g in expected.gradients.values()
                 if g is not None) ** 0.5
     assert abs(got.loss - expected.loss) <= 1e-5 * abs(expected.loss)

@@ -20,8 +20,8 @@ from sluice.native.daemon import (
 
 class PrivateDaemon:
     """Runs sluiced in a folder of its own until `close`. If the test's process
-    is killed before, sluiced ends 10 minutes after its last session. Sizes
-    default to fractions of the machine's free memory.
+    is killed before `close`, sluiced ends 10 minutes after its last session.
+    Sizes default to fractions of the machine's free memory.
 
     Attributes:
         socket: path for `Session(socket=...)`.

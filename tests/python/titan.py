@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 class Titan(nn.Module):
-    mask = None  # bool [1, 1, S, S] or more, True where a row sees a key
+    mask = None  # bool [1, 1, L, L] with L >= S, True where a row sees a key
 
     def __init__(self, layers: int = 2, repeats: bool = False):
         super().__init__()

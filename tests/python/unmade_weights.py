@@ -64,12 +64,13 @@ def fill(model: nn.Module, plain: nn.Module) -> None:
         mine.copy_(its)
 
 
-# name -> (function that makes the model, whether fully_shard comes before
-# stream())
+# name -> (function that makes the model, whether it is sharded first)
 CASES: dict[str, tuple[Callable[[str], nn.Module], bool]] = {
-    "meta, before": (on_meta, False), "meta, after": (on_meta, True),
-    "empty, before": (empty, False), "empty, after": (empty, True),
-    "one rank has weights, before": (on_one_rank, False)}
+    "meta, streamed, then sharded": (on_meta, False),
+    "meta, sharded, then streamed": (on_meta, True),
+    "empty, streamed, then sharded": (empty, False),
+    "empty, sharded, then streamed": (empty, True),
+    "one rank has weights, streamed, then sharded": (on_one_rank, False)}
 
 
 def check(kind: str, case: str, session: sluice.Session) -> None:

@@ -1,5 +1,5 @@
-"""The package chooses the kernel of a block as the planner does. The cases are
-those of the planner's test."""
+"""The package chooses the kernel of an attention block as the planner does. The
+planner's test has the same cases."""
 
 import csv
 import pathlib

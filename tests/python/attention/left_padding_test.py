@@ -30,7 +30,7 @@ def padded(left=LEFT, right=(0, 0), counted=False):
 
 
 KINDS = {
-    "grouped": ("llama", {}),
+    "grouped heads": ("llama", {}),
     "a window shorter than the padding": (
         "mistral", dict(sliding_window=24)),
     "windows and softcaps": ("gemma2", dict(
@@ -43,7 +43,7 @@ KINDS = {
         resid_pdrop=0.0, embd_pdrop=0.0)),
     "learned positions, counted from the mask": ("opt", dict(
         ffn_dim=48, dropout=0.0, word_embed_proj_dim=32)),
-    "written out": ("gptj", dict(
+    "eager attention": ("gptj", dict(
         n_embd=32, n_layer=2, n_head=4, n_positions=512, attn_pdrop=0.0,
         resid_pdrop=0.0, embd_pdrop=0.0, rotary_dim=4)),
 }
@@ -59,7 +59,7 @@ def test_gradients_are_the_models_own(session, name):
 
 
 @pytest.mark.parametrize("kind, changes", [
-    KINDS["grouped"], KINDS["a window shorter than the padding"]])
+    KINDS["grouped heads"], KINDS["a window shorter than the padding"]])
 def test_padded_hidden_states_in_the_host_are_exact(session, kind, changes):
     model, inputs = tiny(kind, **changes), padded(right=RIGHT)
     assert_same(streamed(model, session, inputs, **ALWAYS, hidden="host"),
@@ -79,12 +79,12 @@ def test_positions_are_counted_from_the_whole_mask(
 
 
 @pytest.mark.parametrize("name, hidden", [
-    ("grouped", "device"), ("learned positions", "host"),
+    ("grouped heads", "device"), ("learned positions", "host"),
     ("learned positions, counted from the mask", "host"),
-    ("written out", "device"), deep("grouped", "host"),
+    ("eager attention", "device"), deep("grouped heads", "host"),
     deep("learned positions", "device"),
     deep("learned positions, counted from the mask", "device"),
-    deep("written out", "host")])
+    deep("eager attention", "host")])
 def test_labels_on_right_padding_are_exact(session, name, hidden):
     """Rows of right padding see keys and have positions, so their labels count
     as in the plain model."""

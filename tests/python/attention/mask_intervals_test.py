@@ -1,4 +1,5 @@
-"""Intervals that are found from mask functions equal the dense mask."""
+"""Tests the intervals of keys that are found from mask functions and from dense
+masks."""
 
 from __future__ import annotations
 

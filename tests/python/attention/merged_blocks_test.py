@@ -142,8 +142,7 @@ def test_a_causal_block_is_the_same_in_strips(count):
         torch.testing.assert_close(gradient, wanted)
 
 
-# Room, in fp64 values, for less than one row, for some rows of one group of
-# heads, for all rows of both groups, or for a whole batch row.
+# Room in fp64 values: from less than one row to more than all rows.
 @pytest.mark.parametrize("room", [1, 40, 300, 2000, 5000, 1 << 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "behind", "blind",

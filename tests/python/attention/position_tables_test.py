@@ -119,7 +119,7 @@ def test_layers_that_index_a_table_run_whole(session, model):
 
 
 class Viewing(Wrapper):
-    """Is given the number of its rows, which is not the length of a table."""
+    """Gets the number of its rows as `seq_len`, here not a table's length."""
 
     def forward(self, x, seq_len=None):
         return self.inner(x.view(-1, seq_len, x.shape[-1]))

@@ -1,5 +1,4 @@
-"""Tests limits, reports and leases of sessions, and every way a session can
-end."""
+"""Tests limits, reports and leases of sessions, and how sessions end."""
 
 from __future__ import annotations
 
@@ -209,7 +208,7 @@ def test_a_closed_session_refuses_calls_but_close(session):
 # --- ends ------------------------------------------------------------------
 
 
-def test_closing_the_session_stops_its_engines_first(session):
+def test_closing_a_session_stops_its_engines(session):
     engine = Engine(session)
     session.close()
     with pytest.raises(sluice.Error, match="closed"):

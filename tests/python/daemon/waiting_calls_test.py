@@ -1,4 +1,4 @@
-"""Tests blocking calls, which run on threads of their own."""
+"""Tests a session's blocking calls, each of which runs on its own thread."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ def no_threads_left(thread):
     raise RuntimeError("can't start new thread")
 
 
-# Guards against a call that counts as running for ever, so that close() leaves
-# the session open.
+# If such a call counted as running, close() would leave the session open.
 def test_a_session_closes_if_no_thread_can_be_started(monkeypatch):
     closed = []
     calls = Calls(closed.append)

@@ -59,7 +59,7 @@ def test_a_daemon_starts_where_only_its_user_is_mapped(map_to):
     """As in Apptainer and bwrap, where root's /tmp belongs to an unknown user.
     """
     if map_to == "--map-current-user" and os.geteuid() == 65534:
-        pytest.skip("uid 65534 looks like a user that is not mapped")
+        pytest.skip("user 65534 looks like an unmapped user")
     ran = run_in("unshare", "--user", map_to)
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 

@@ -222,7 +222,7 @@ FACTOR = [1.0]
 
 
 class Elsewhere(Wrapper):
-    """Reads values that are not plain attributes of this module."""
+    """Reads a global, a class attribute, a config and a tensor."""
 
     factor = 1.0
 
@@ -262,7 +262,7 @@ def replace_config(mlp, factor):
     (change_config, r"'factor' of SimpleNamespace was 1.0, and is -1.0"),
     (replace_config, r"'factor' of SimpleNamespace was 1.0, and is gone"),
     (change_tensor, r"the tensor 'tensor' of Elsewhere was version")])
-def test_a_change_elsewhere_is_named_in_any_step(session, change, named):
+def test_a_change_of_other_state_is_named_in_each_step(session, change, named):
     model = wrap_mlps(Elsewhere)
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     mlps = [layer.mlp for layer in model.model.layers]
@@ -327,7 +327,7 @@ def replace_memory(mlp):
 @pytest.mark.parametrize("change, name", [
     (write_buffer, r"'times' of Scaled"),
     (replace_memory, r"'weight' of Linear")])
-def test_changed_contents_are_detected(session, change, name):
+def test_changed_buffers_and_weights_are_detected(session, change, name):
     model = scaled()
     stream = sluice.stream(model, session=session, chunk=16, check="off",
                            quiet=True)
@@ -371,7 +371,7 @@ def freeze_others(model):
         attention.o_proj.weight.requires_grad_(False)
 
 
-def test_gradients_go_to_the_parameters_trained_at_the_forward(session):
+def test_gradients_go_to_the_parameters_trained_in_the_forward(session):
     """q is frozen in the forward and trained only afterwards, so it gets no
     gradient."""
     def step(model):
@@ -454,7 +454,7 @@ def test_adapters_on_parameters_are_exact(session):
 @pytest.mark.parametrize("change", [
     lambda w: w.add_(1e-3), lambda w: w.neg_(), lambda w: w.copy_(w.flip(1)),
     lambda w: w.view(-1)[:2].copy_(w.view(-1)[:2].flip(0).clone())])
-def test_changed_contents_below_adapters_on_parameters_are_detected(
+def test_changed_weights_under_adapters_on_parameters_are_detected(
         session, change):
     model = on_parameters()
     layer = model.get_base_model().model.layers[1]

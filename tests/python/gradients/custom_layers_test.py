@@ -60,8 +60,8 @@ DOCUMENTS = torch.block_diag(torch.ones(30, 30), torch.ones(70, 70)).tril(
 @pytest.mark.parametrize("sample", [True, False], ids=["sample", "first call"])
 @pytest.mark.parametrize("mask", [WINDOW, DOCUMENTS], ids=["window", "packed"])
 def test_layers_may_be_given_a_mask(session, sample, mask):
-    """Guards against probing with another step's tensor in place of the mask,
-    which would refuse every mask that is not causal."""
+    """If the probe used another step's tensor in place of the mask, every mask
+    that is not causal would be refused."""
     model, ids = titan(), tokens(2, 100)
     model.mask = mask
     expected = graded(copy.deepcopy(model), ids)

@@ -17,7 +17,7 @@ import sluice
 
 ALWAYS = dict(quiet=True, check="always")
 KINDS = {
-    "grouped": ("llama", {}),
+    "grouped heads": ("llama", {}),
     "tied": ("qwen2", dict(tie_word_embeddings=True)),
     "scaled embedding, softcaps": ("gemma2", dict(
         sliding_window=24, query_pre_attn_scalar=8,
@@ -67,7 +67,7 @@ def test_the_first_layer_that_runs_need_not_be_number_0(session):
 @in_host
 def test_documents_and_padding_are_exact(session, hidden):
     positions = torch.cat([torch.arange(20), torch.arange(55)])
-    for kind, changes in (KINDS["grouped"], KINDS["learned positions"]):
+    for kind, changes in (KINDS["grouped heads"], KINDS["learned positions"]):
         model, inputs = tiny(kind, **changes), batch()
         inputs["use_cache"] = False
         inputs["position_ids"] = torch.stack([positions, torch.arange(75)])
@@ -81,9 +81,9 @@ def test_documents_and_padding_are_exact(session, hidden):
                     unstreamed(model, inputs))
 
 
-def test_host_bytes_are_the_formulas(session):
-    """L(e H + 2 e Hkv + 4 H + 4 heads) + max(e H, (e H + 8 Hkv)(1 - 1/u))
-    per token."""
+def test_host_bytes_follow_the_formula(session):
+    """DESIGN.md: L(e H + 2 e Hkv + 4 H + 4 heads) + max(e H, (e H + 8 Hkv)
+    (1 - 1/u)) per token."""
     layers, width, heads, tokens, chunks = 3, 32, 4, 128, 4
     for kv in (8, 32):
         model = tiny(num_hidden_layers=layers, num_key_value_heads=kv // 8)
@@ -116,8 +116,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("hidden,rows", [("host", 0.55), ("device", 1.0)])
 def test_no_tensor_exceeds_the_limit(session, hidden, rows):
-    """The limit is a little more than mask detection allocates: 33 keys a row
-    in int64."""
+    """The limit is `rows` of the hidden states' bytes. For "host" it is a bit
+    more than mask detection allocates: 33 keys a row in int64."""
     model, tokens = tiny(hidden_size=128, head_dim=8), 256
     sluice.stream(model, session=session, chunk=16, hidden=hidden)
     inputs = batch(1, tokens)
@@ -229,7 +229,7 @@ def test_a_custom_loss_has_the_models_gradients(session, hidden):
 def test_an_exception_frees_all_host_bytes(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
     if where == "model.embed_tokens" and hidden == "device":
-        at = min(at, 4)  # on the device one call embeds four chunks
+        at = min(at, 4)  # one call embeds up to four chunks, so there are 4
 
     def fail(*_):
         calls.append(1)
@@ -274,8 +274,8 @@ def mixing(model):
 
 
 def counting(model):
-    """Changes the output between layers and head, which the probe of a layer
-    does not see."""
+    """Changes the output between the layers and the head, where the probe of a
+    layer does not see the change."""
     model.model.norm.register_forward_hook(
         lambda m, a, y: y * (1 + y.shape[1] / 100))
 
@@ -304,7 +304,7 @@ def between(model):
 
 CALLS = {
     "hidden states of all layers": lambda _: {"output_hidden_states": True},
-    "a hook added later": late_hook,
+    "a hook that came later": late_hook,
     "a hook between layers": between,
 }
 

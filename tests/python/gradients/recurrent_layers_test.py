@@ -18,8 +18,9 @@ if "update_conv_state" not in vars(transformers.Cache):
     pytest.skip("this transformers has no Cache.update_conv_state",
                 allow_module_level=True)
 
-# Gated delta rules, KDA, Mamba-2, in addition to attention and in place of it,
-# short convolutions, layers with only a feed-forward network, a shared layer.
+# Models with gated delta rules, KDA, Mamba-2 (in addition to attention or in
+# its place), short convolutions, layers with only a feed-forward network, or a
+# shared layer.
 NAMES = ["kimi_linear", "falcon_h1", "lfm2", "nemotron_h", "qwen3_next",
          "zamba2"] + [deep(name) for name in (
              "bailing_hybrid", "bamba", "granitemoehybrid", "lfm2_moe",
@@ -91,7 +92,7 @@ def test_padding_is_exact(session, name, side):
     steps(name, session, [{**inputs, "attention_mask": mask}])
 
 
-def test_chunks_are_whole_blocks_and_have_no_single_row(session):
+def test_no_sequence_is_cut_into_a_chunk_of_one_row(session):
     model, rows = configs.tiny("lfm2"), []
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
     assert stream.chunk == BLOCK
@@ -107,7 +108,7 @@ def test_chunks_are_whole_blocks_and_have_no_single_row(session):
     stream.unstream()
 
 
-def test_host_bytes_are_the_formulas(session):
+def test_host_bytes_follow_the_formula(session):
     """The host holds the inputs of all rows, and the initial state of each
     chunk but the first."""
     model, sequences, chunks = configs.tiny("mamba2"), 2, 4
@@ -207,8 +208,8 @@ class Changing:
 
 
 def test_a_state_that_depends_on_the_number_of_rows_is_found(session):
-    """The probe has fewer rows. The comparison of a part of a chunk finds the
-    difference."""
+    """The probe has fewer than BLOCK rows. The step's comparison of a part of a
+    chunk finds the difference."""
     model = configs.tiny("lfm2")
     for layer in model.model.layers:
         if not layer.is_attention_layer:

@@ -13,7 +13,7 @@ from support import deep
 import sluice
 
 MODELS = {
-    "grouped": ("llama", {}),
+    "grouped heads": ("llama", {}),
     "window": ("mistral", dict(sliding_window=24)),
     "softcaps": ("gemma2", dict(
         sliding_window=24, query_pre_attn_scalar=8,
@@ -50,7 +50,7 @@ def test_gradients_are_those_without_rerun(session, name, part, hidden):
     expected = seeded(model, session, inputs, hidden=hidden)
     got = seeded(model, session, inputs, hidden=hidden, rerun=part)
     assert_same_bits(got, expected)
-    if name == "grouped":
+    if name == "grouped heads":
         assert_same(got, unstreamed(model, inputs))
 
 
@@ -75,8 +75,9 @@ def test_kept_products_and_two_forwards_are_exact(session):
 
 
 @pytest.mark.parametrize("part", [0.25, 0.6, 1])
-def test_host_bytes_are_the_formulas(session, part):
-    """L e H + (L (1 - f) + f) (2 e Hkv + e H + 4 heads) + 8 Hkv (1 - 1/u)."""
+def test_host_bytes_follow_the_formula(session, part):
+    """DESIGN.md: L e H + (L (1 - f) + f) (2 e Hkv + e H + 4 heads) + 8 Hkv
+    (1 - 1/u) per token."""
     layers, hidden, kv, heads, tokens, chunks = 3, 32, 16, 4, 128, 4
     model = tiny(num_hidden_layers=layers)
     stream = sluice.stream(model, session=session, chunk=tokens // chunks,

@@ -52,7 +52,7 @@ def test_gradients_are_the_models_own(session, name):
         expected = unstreamed(model, inputs)
         assert_same(streamed(model, session, inputs, quiet=True,
                              check="always"), expected)
-    # The loss is large enough to matter.
+    # The router loss is large enough to matter.
     assert abs(unstreamed(model, asked()).loss - plain.loss) > 0.1
 
 
@@ -145,7 +145,7 @@ class OlderModel(mixtral.MixtralModel):
     """Collects the router logits that its layers return."""
 
     _can_record_outputs = {}
-    first = False  # whether it collects a layer's hidden states instead
+    first = False  # whether it collects hidden states as router logits
 
     def forward(self, input_ids=None, attention_mask=None, position_ids=None,
                 past_key_values=None, inputs_embeds=None, use_cache=None,

@@ -54,9 +54,10 @@ GPT2 = dict(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
     ("gpt2", {**GPT2, "resid_pdrop": 0.1}, set()),
     ("gemma2", {}, KV), ("qwen3", {}, {DOWN, "self_attn.v_proj.weight"})])
 def test_the_expected_products_are_skipped(session, kind, changes, spared):
-    """Replays skip the last product of an MLP, that of a parallel attention
-    (phi), and k and v. They do not skip a product before a norm (gemma2,
-    qwen3), under dropout, or that computes q, too (gpt2)."""
+    """Replays skip the last product of an MLP, the last product of a parallel
+    attention (phi), and k and v. They do not skip a product before a norm
+    (gemma2, qwen3), a product under dropout, or a product that also computes q
+    (gpt2)."""
     model = tiny(kind, **changes)
     (first, *_, last), weights = steps(session, model)
     assert weights == spared
@@ -206,7 +207,7 @@ def cloning():
 
 
 def doubling():
-    """Copies saved tensors, as save_on_cpu does with a GPU's."""
+    """Saves fp64 copies of tensors, as save_on_cpu saves copies on the host."""
     return torch.autograd.graph.saved_tensors_hooks(
         lambda t: (t.double() if t.is_floating_point() else t, t.dtype),
         lambda kept: kept[0].to(kept[1]))

@@ -16,7 +16,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import sluice
 
 MODELS = {
-    "grouped": ("llama", {}),
+    "grouped heads": ("llama", {}),
     "one kv head": ("llama", dict(num_key_value_heads=1)),
     "biases, tied": ("qwen2", dict(tie_word_embeddings=True)),
     "q/k norms": ("qwen3", {}),
@@ -27,7 +27,7 @@ MODELS = {
         attn_logit_softcapping=5.0, final_logit_softcapping=3.0)),
     "sinks, experts": ("gpt_oss", dict(
         num_local_experts=4, num_experts_per_tok=2, sliding_window=24)),
-    "latent": ("deepseek_v3", dict(
+    "latent attention": ("deepseek_v3", dict(
         q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=4,
         qk_nope_head_dim=8, v_head_dim=8, head_dim=4, num_key_value_heads=4,
         n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1,
@@ -80,8 +80,9 @@ def test_documents_and_padding_are_exact(session):
                 unstreamed(model, inputs))
 
 
-def test_host_bytes_are_the_formulas(session):
-    """L(e H + 2 e Hkv + 4 H + 4 heads) + 8 Hkv (1 - 1/u) per token."""
+def test_host_bytes_follow_the_formula(session):
+    """DESIGN.md: L(e H + 2 e Hkv + 4 H + 4 heads) + 8 Hkv (1 - 1/u) per token.
+    """
     layers, hidden, kv, heads, tokens, chunks = 3, 32, 16, 4, 128, 4
     model = tiny(num_hidden_layers=layers)
     stream = sluice.stream(model, session=session, chunk=tokens // chunks)
@@ -123,7 +124,7 @@ def test_autograds_memory_does_not_grow_with_layers(session):
 
 def test_bf16_is_no_worse_than_plain(session):
     """Compares with eager attention and with SDPA. Sums the errors of many
-    batches, because that of a single batch varies by some 10 %."""
+    batches, because the error of a single batch varies by 10 %."""
     def error(found, exact):
         return sum(float((g.double() - exact.gradients[n].double()).norm())
                    ** 2 for n, g in found.gradients.items()) ** 0.5
@@ -175,7 +176,7 @@ def test_frozen_parts_get_no_gradient(session):
     assert_same(got, expected)
 
 
-def test_accumulation_and_two_forwards_before_a_backward(session):
+def test_two_forwards_may_precede_a_backward(session):
     model, first, second = tiny(), batch(seed=1), batch(length=50, seed=2)
     wanted = [unstreamed(model, inputs) for inputs in (first, second)]
     sluice.stream(model, session=session, chunk=16)

@@ -14,7 +14,7 @@ from sluice.hf import lazy_logits as by_rows
 
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
-    """Makes several chunks of short sequences; the last one is partial."""
+    """Splits short sequences into several chunks, the last of them partial."""
     monkeypatch.setattr(by_rows, "ROWS", 32)
 
 
@@ -29,7 +29,7 @@ def graded(model, *values):
 
 
 MODELS = {
-    "grouped": ("llama", {}),
+    "grouped heads": ("llama", {}),
     "tied, biases": ("qwen2", dict(tie_word_embeddings=True)),
     "softcaps": ("gemma2", dict(
         sliding_window=24, query_pre_attn_scalar=8,
@@ -100,7 +100,7 @@ def _loss(model, inputs):
     return Run(loss.item(), {n: p.grad for n, p in model.named_parameters()})
 
 
-def test_host_bytes_are_the_steps_and_the_heads_input(session):
+def test_host_bytes_include_the_heads_input(session):
     model = tiny()
     stream = sluice.stream(model, session=session, chunk=32, quiet=True)
     tokens, hidden, kv, heads, layers, chunks = 128, 32, 16, 4, 2, 4

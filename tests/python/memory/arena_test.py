@@ -199,8 +199,8 @@ def test_ten_thousand_random_calls_agree_with_a_dict(arena):
 
 
 def test_threads_that_call_at_once_keep_their_bytes(arena):
-    """Guards against a call that updates the arena's books within another
-    thread's call, and so frees bytes that are in use."""
+    """Two threads that updated the arena's books at once could free bytes that
+    are in use."""
     def work(seed: int) -> None:
         draw = random.Random(seed)
         held = []

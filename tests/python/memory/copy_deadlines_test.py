@@ -43,7 +43,7 @@ def test_old_measurements_are_dropped():
     learn(slack, [5] * (RECENT - 1), first=2)
     assert slack.of(8) == 1
     learn(slack, [5] * RECENT, first=100)
-    assert slack.of(8) == 1  # all RECENT of them may belong to one step
+    assert slack.of(8) == 1  # the least of two windows of RECENT copies
     learn(slack, [5], first=1000)
     assert slack.of(8) == 5
 
@@ -53,7 +53,7 @@ def test_copies_without_a_use_are_not_recorded():
     for ticket in range(1000):
         slack.started(ticket, 8, 0.0)
     slack.asked(3, 1.0)  # dropped long ago
-    slack.asked(5000, 1.0)  # needed at once
+    slack.asked(5000, 1.0)  # not started before it was needed
     assert slack.of(8) == UNKNOWN
     assert len(slack._started) < 200
     learn(slack, [1] * 1000, first=2000)

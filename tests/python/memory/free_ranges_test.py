@@ -1,5 +1,5 @@
 """The list of free host memory is consistent after an interrupt between any
-two lines."""
+two lines of its code."""
 
 from __future__ import annotations
 

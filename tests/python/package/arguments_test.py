@@ -249,7 +249,7 @@ def test_logprobs_takes_only_a_model():
     assert_refused(lambda: sluice.logprobs(3, labels=IDS), "model = 3")
 
 
-# --- the mechanism ----------------------------------------------------------
+# --- valid, missing and unknown arguments ------------------------------------
 
 def test_unusual_valid_values_are_accepted(session):
     model = tiny()

@@ -16,7 +16,7 @@ from sluice.native import abi
 from sluice.native.daemon import find_programs
 
 HEADER = (ROOT / "client" / "sluice.h").read_text()
-# Type names as in the header.
+# C type in the header -> ctypes type.
 C_TYPES = {
     "size_t": ctypes.c_size_t, "int32_t": ctypes.c_int32,
     "uint32_t": ctypes.c_uint32, "uint64_t": ctypes.c_uint64,

@@ -1,6 +1,6 @@
-"""A rank that is killed on one of two nodes ends the ranks of both nodes, and
-their errors name it. The daemons of the nodes do not know each other. There is
-one process per rank, on Gloo."""
+"""A killed rank on one of two nodes, or a cut network between the nodes, ends
+the ranks of both nodes with errors that name a lost rank. The daemons of the
+nodes do not know each other. There is one process per rank, on Gloo."""
 
 from __future__ import annotations
 

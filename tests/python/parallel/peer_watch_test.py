@@ -1,6 +1,6 @@
-"""The thread that checks whether a rank failed raises PeerFailed in the thread
-that computes. It does not if a stream runs in that thread, because a stream
-raises the error itself."""
+"""A watch thread checks whether a rank failed and then raises PeerFailed in the
+thread that computes, unless a stream runs there: a stream raises the error
+itself."""
 
 from __future__ import annotations
 

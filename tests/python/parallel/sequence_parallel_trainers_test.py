@@ -1,6 +1,6 @@
 """On sequences that two ranks share, Trainer and TRL's SFT log in each step
-what they log on one rank around the plain model. There is one process per
-rank, on Gloo."""
+what they log of the plain model on one rank. There is one process per rank, on
+Gloo."""
 
 from __future__ import annotations
 

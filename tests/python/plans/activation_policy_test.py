@@ -46,7 +46,7 @@ def gradients(session, model, policy, inputs=None):
         stream.unstream()
 
 
-RECOMPUTED = {}  # kind -> (the run, products) of its step with "recompute"
+RECOMPUTED = {}  # kind -> (run, number of products) with policy "recompute"
 
 
 def recomputed(session, kind, make):
@@ -153,7 +153,7 @@ def test_a_product_that_is_written_in_place_is_computed_again(session, kind,
     again, computed = recomputed(session, kind, lambda: wrap_mlps(kind))
     got, products, _ = gradients(session, wrap_mlps(kind), policy)
     assert_bitwise(got, again)
-    # All but gate, which is unused, and up.
+    # 5 of 7 products are stored: gate is unused, and up is written.
     assert computed - products == 2 * 5 * 5
 
 
@@ -176,7 +176,7 @@ def test_a_product_that_a_collective_writes_is_computed_again(
         _, products, _ = gradients(session, wrap_mlps(Reduced), policy)
     finally:
         dist.destroy_process_group()
-    # All but gate, which is unused, and up.
+    # 5 of 7 products are stored: gate is unused, and up is written.
     assert computed - products == 2 * 5 * 5
 
 
@@ -238,7 +238,7 @@ def test_gradients_are_the_plain_models(session):
     assert_same(got, expected, unstreamed(model, batch(), "sdpa"))
 
 
-def test_evaluation_stores_nothing(session):
+def test_evaluation_swaps_no_product(session):
     model = tiny().eval()
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy=SWAPPED)
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_evaluation_stores_nothing(session):
 
 # --- policies ----------------------------------------------------------------
 
-def test_shares_are_whole_chunks_and_the_last_are_kept():
+def test_shares_are_whole_chunks_and_the_last_chunks_are_kept():
     share = Share(keep=0.25, swap=0.5)
     assert [share.action(c, 8) for c in range(8)] == (
         [Action.RECOMPUTE] * 2 + [Action.SWAP] * 4 + [Action.KEEP] * 2)

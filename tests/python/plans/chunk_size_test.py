@@ -57,8 +57,8 @@ def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, on_cpu):
     best = min(walked[rows] / rows ** 2 for rows in hidden)
     assert made.rows == min(rows for rows in hidden if (
         walked[rows] / rows ** 2 <= (1 + NEAR) * best))
-    # Once the host's time is hidden, no walk starts that would take the device
-    # long.
+    # Beyond the smallest size, no walk takes the device longer than BUDGET_S or
+    # 12 times the host's time.
     largest = max(walked)
     assert largest == SIZES[0] or SQUARES * pair * largest ** 2 <= max(
         BUDGET_S, 12 * BLOCKS * host)
@@ -110,7 +110,7 @@ def test_blocks_of_the_models_own_heads_are_measured(session, monkeypatch):
     seen.clear()
     chunk_size.measured(None, [Heads(4, 2, 16, 16), Heads(4, 2, 16, 8)],
                         torch.device("cpu"), torch.float32)
-    assert {heads.value_width for heads, _ in seen} == {8}  # the cheapest
+    assert {heads.value_width for heads, _ in seen} == {8}  # only the cheapest
     with pytest.raises(ValueError, match="batch = 0: at least one"):
         sluice.stream(tiny(), session=session, chunk="auto", batch=0)
 
@@ -128,7 +128,7 @@ def test_measured_blocks_have_the_shapes_of_a_step(arena, monkeypatch):
     assert arena.used_bytes == 0
 
 
-def test_custom_layers_need_a_sample(session):
+def test_measuring_custom_layers_needs_a_sample(session):
     model = tiny()
     with pytest.raises(ValueError, match="pass sample="):
         sluice.stream(layers=model.model.layers, attention="sdpa",

@@ -79,7 +79,7 @@ def test_layers_without_a_backward_are_a_kind_that_keeps_nothing(
 
 def test_a_plans_fractions_apply_to_their_kind(session, monkeypatch):
     """If one kind swaps everything and the other kind nothing, the host bytes
-    after a forward are exactly the bytes of the first kind."""
+    after a forward grow by exactly the bytes of the first kind."""
     def host_bytes(swapped):
         def plan(self, given, **_):
             classes = [{**c, "keep": 0.0, "recompute": 0.0,

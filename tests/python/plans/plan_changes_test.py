@@ -16,11 +16,11 @@ from support import forked
 from sluice.plan.plan_changes import Changes, Decision, Offer
 from sluice.ranks.board import Board
 
-# When a second job joins, each rank gets an extent of 4 MiB less.
+# So few that each rank gets an extent of 4 MiB less when a second job joins.
 HOST_BYTES = 22 << 20
 
 
-def test_a_job_changes_its_plan(tmp_path):
+def test_plan_changes_change_no_bit(tmp_path):
     """Runs the cases of changing.py. The last case kills the daemon."""
     with contextlib.closing(PrivateDaemon(
             gpus=RANKS + 1, gpu_bytes=64 << 20, host_bytes=HOST_BYTES)) as daemon:

@@ -65,7 +65,7 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     [given] = seen
     rows, layers = 2 * 75, 2
     classes = {c["name"]: c for c in given["classes"]}
-    # e H + 2 e Hkv + 4 H + 4 heads bytes per token, all in fp32.
+    # DESIGN.md: e H + 2 e Hkv + 4 H + 4 heads bytes per token; in fp32 e = 4.
     assert classes[BASE]["bytes_per_layer"] == rows * (
         4 * 32 + 2 * 4 * 16 + 4 * 32 + 4 * 4)
     assert classes["mlp.up_proj.weight"]["bytes_per_layer"] == rows * 48 * 4
@@ -75,7 +75,7 @@ def test_the_profile_describes_the_measured_step(session, monkeypatch):
     windows = [given["forward_layer_seconds"], given["backward_layer_seconds"]]
     recomputed = sum(c["recompute_seconds"] for c in classes.values())
     assert 0 < recomputed < windows[0] and 0 < windows[1]
-    # A layer's last product is not recomputed, nor those of k and v.
+    # Replays compute neither a layer's last product nor k and v.
     assert {n for n, c in classes.items() if not c["recompute_seconds"]} == {
         BASE, "mlp.down_proj.weight", "self_attn.k_proj.weight",
         "self_attn.v_proj.weight"}
@@ -111,7 +111,7 @@ def test_a_plan_reports_what_it_recomputes_and_its_seconds(capfd, session):
     stream.unstream()
 
 
-def test_a_product_of_every_replay_has_a_cost(
+def test_all_products_have_a_cost_if_each_replay_is_checked(
         session, monkeypatch):
     """With check="always" replays compute a layer's last product, too."""
     seen = []
@@ -252,7 +252,7 @@ def test_an_invalid_profile_is_refused_in_one_line(session):
 WAITS_ALONE = """
 import time, sluice, sluice.native.waiting
 from sluice.base.errors import Error
-sluice.native.waiting._ASK_S = 30  # of a daemon on busy cores
+sluice.native.waiting._ASK_S = 30  # the cores may be busy
 with sluice.Session({socket!r}, job="two", rank=0, world=2) as session:
     try:
         session.plan({profile!r}, 50)

@@ -115,9 +115,9 @@ def test_a_module_in_a_layer_that_mixes_rows_is_refused(stream):
         run(model, batch())
 
 
-def test_products_of_a_replaced_module_are_computed(stream):
-    """Replays can skip the products of the replaced module, and must compute
-    those of the new module."""
+def test_products_of_a_new_module_are_computed(stream):
+    """Replays skip products of the module that is replaced. They must compute
+    the products of the new module."""
     model, plain = tiny(), tiny()
     stream(model)
     for _ in range(2):
@@ -270,7 +270,7 @@ def mean_loss(source, target, *args, **kwargs):
     "transformers.loss.loss_utils.fixed_cross_entropy"])
 def test_a_loss_replaced_by_a_mean_over_rows_is_exact(
         stream, monkeypatch, place):
-    """Computed in chunks, it would be a sum of means."""
+    """In chunks the loss would be a sum of means."""
     model, inputs = tiny(), batch(**LONG)
     made = stream(model)
     run(model, inputs)

@@ -167,8 +167,8 @@ def test_modules_that_mix_or_count_rows_run_whole(session, kind, names):
 
 
 def test_the_clearest_of_several_reasons_is_reported(session):
-    """GPT-J does not call attention through the registry, which would be
-    another reason."""
+    """Another reason would be that GPT-J does not call attention through the
+    registry."""
     model = tiny("gptj", **LEARNED, attn_pdrop=0.0)
     for layer in model.transformer.h:
         layer.mlp = TokenShift(layer.mlp)
@@ -222,8 +222,8 @@ class IfLonger(Mlp):
     deep(FromRow, 71, 1024, torch.bfloat16)])
 def test_thresholds_beyond_the_probe_are_found_in_the_first_step(
         session, kind, at, chunk, dtype):
-    """A threshold is a row's index or a number of rows. It lies within a
-    chunk, or between the length of the last chunk and that of the others."""
+    """A threshold is a row's index or a number of rows. It lies within a chunk,
+    or between the lengths of the last chunk and of a full chunk."""
     model = with_mlp(kind, num_hidden_layers=1,
                      max_position_embeddings=4096).to(dtype)
     model.model.layers[0].mlp.at = at
@@ -448,7 +448,7 @@ def test_a_decoder_that_takes_pictures_is_exact(session):
 
 DROPPING = {
     "llama": dict(attention_dropout=0.1), "opt": dict(attention_dropout=0.1),
-    "gpt2": {}, "gpt_bigcode": {}, "openai-gpt": {},  # defaults to 0.1
+    "gpt2": {}, "gpt_bigcode": {}, "openai-gpt": {},  # 0.1 by default
     "gptj": dict(attn_pdrop=0.1),
     "biogpt": dict(attention_probs_dropout_prob=0.1),
 }

@@ -83,7 +83,7 @@ def whole(session, model, layers=(0, 1)):
     assert_same(run(model, inputs), expected, other)
 
 
-# --- layers that mix rows in a way that the plain probe misses --------------
+# --- layers that mix rows in ways that are hard to detect -------------------
 
 MIXING = {
     "beside functional dropout": lambda s, mlp, x: F.dropout(
@@ -120,8 +120,8 @@ def test_a_mixing_forward_on_one_instance_runs_whole(session):
     whole(session, model, [1])
 
 
-@pytest.mark.xfail(strict=True, reason="the probe has 70 rows and misses "
-                   "effects of later rows: a shift by 100 rows, a scale from "
+@pytest.mark.xfail(strict=True, reason="the probe has 70 rows, so it misses "
+                   "what needs more: a shift by 100 rows, a scale from "
                    "x.shape[1], a capacity of at least 128")
 def test_mixing_of_rows_that_no_probe_reaches_is_refused(session):
     refused(session, around(lambda s, mlp, x: mlp(x) + shift(x, 100)))

@@ -206,7 +206,7 @@ def test_wrappers_around_the_model_are_exact(stream, around, early):
     torch._dynamo.reset()
 
 
-def test_compiled_layers_are_refused_before_and_exact_after(stream):
+def test_layers_may_be_compiled_after_stream_but_not_before(stream):
     def compiled(model):
         for i, layer in enumerate(model.model.layers):
             model.model.layers[i] = torch.compile(layer, backend="eager")

@@ -149,12 +149,12 @@ class Square(torch.autograd.Function):
 LOSSES = {
     "of logits": lambda out, labels: nn.functional.cross_entropy(
         out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()),
-    "of both": lambda out, _: out.loss + out.logits.square().mean(),
+    "of loss and logits": lambda out, _: out.loss + out.logits.square().mean(),
     "in place": lambda out, _: out.logits.div_(3).square().mean(),
     "of a copy": lambda out, _: (
         out.logits.clone() * out.logits.double()).mean(),
     "of a function": lambda out, _: Square.apply(out.logits),
-    "given its gradient": lambda out, _: (
+    "weighted sum": lambda out, _: (
         out.logits * torch.linspace(0, 1, VOCAB)).sum() / 100,
 }
 
@@ -164,9 +164,9 @@ OTHERS = ("gemma2", {"sliding_window": 20}), ("gpt_neox", {"head_dim": None})
 
 @pytest.mark.parametrize("name, kind, changes", [
     *((name, "llama", {}) for name in LOSSES),
-    *(("of both", *other) for other in OTHERS),
+    *(("of loss and logits", *other) for other in OTHERS),
     *(deep(name, *other) for name in LOSSES for other in OTHERS
-      if name != "of both")])
+      if name != "of loss and logits")])
 def test_losses_of_logits_have_the_plain_gradients(session, name, kind,
                                                    changes):
     model = tiny(kind, **{k: v for k, v in changes.items() if v})
@@ -201,7 +201,8 @@ def test_logits_that_cannot_be_made_any_more_are_refused(session, name,
 
 
 def test_mixed_precision_loops_do_not_compute_logits(session):
-    """accelerate converts what a model returns in half precision to fp32."""
+    """accelerate converts a model's outputs to fp32. This must not compute the
+    logits."""
     model, stream = streamed(session)
     args = TrainingArguments(**settings(max_steps=2, bf16=True))
     with Largest() as largest:

@@ -1,4 +1,5 @@
-"""Parameters and states of sluice.AdamW are bit-identical to torch's AdamW."""
+"""Tests sluice.AdamW: its parameters and states are bit-identical to those of
+torch's AdamW, its memory is bounded, and unsupported uses are refused."""
 
 from __future__ import annotations
 
@@ -31,8 +32,8 @@ HALVES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def layers() -> nn.Module:
-    """Returns layers of different sizes and layouts. One layer is larger than
-    a bucket of 4 KiB."""
+    """Returns layers of different sizes and layouts, some of them larger than a
+    bucket of 4 KiB."""
     torch.manual_seed(3)
     return nn.Sequential(
         nn.Linear(33, 77), nn.Linear(77, 5, bias=False), nn.Embedding(7, 901),

@@ -225,7 +225,7 @@ def test_cached_parametrizations_are_refused(streamed):
         model(**batch())
 
 
-def test_the_first_check_is_of_the_first_step_that_trains(streamed):
+def test_the_first_step_that_trains_is_checked_first(streamed):
     model = tiny()
     stream = streamed(model)
     with torch.no_grad():
@@ -285,8 +285,8 @@ def test_modules_in_layers_run_compiled(streamed):
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_accelerates_wrapper_can_be_added_and_removed(streamed, keep):
-    """accelerate binds the forward that it finds to the model, and a copy of
-    the model binds it, too."""
+    """accelerate wraps the model's forward. A copy of the wrapped model must
+    compute with its own weights."""
     model = tiny()
     expected = unstreamed(model, batch())
     takes = inspect.signature(model.forward)

@@ -83,7 +83,7 @@ def test_a_stall_is_reported_at_growing_intervals():
 
 
 @pytest.mark.parametrize("quiet", [False, True])
-def test_a_hanging_layer_is_named_during_the_hang(
+def test_a_hanging_layer_is_named_unless_quiet(
         session, capsys, quiet, monkeypatch):
     monkeypatch.setattr(progress, "LOOK_S", 0.02)
     model, calls, said = tiny(), [], []

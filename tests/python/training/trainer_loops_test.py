@@ -1,5 +1,5 @@
-"""Loops of Trainer, TRL and PEFT around a streamed model log in each step what
-they log around the plain model."""
+"""Loops of Trainer, TRL and PEFT log in each step of a streamed model what they
+log of the plain model. Adapters and packed documents are exact."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (the trainer, whether stream() is called after the trainer was made)
+# name -> (function that makes the trainer, whether stream() is called after it)
 LOOPS = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,
@@ -91,12 +91,12 @@ LOOPS = {
     "trainer, flattened": (trainer(DataCollatorWithFlattening(
         return_flash_attn_kwargs=True, return_seq_idx=True)), False),
     "sft, accumulating": (sft(gradient_accumulation_steps=2), False),
-    "sft, streamed late": (sft(), True),
+    "sft, then stream()": (sft(), True),
     "sft, packed": (sft(packing=True), False),
     "sft, padding-free": (sft(padding_free=True, max_length=None), False),
     "sft, its dft loss": (sft(loss_type="dft"), False),
     "sft, lora": (sft(lora()), False),
-    "sft, lora, packed, streamed late": (sft(lora(), packing=True), True),
+    "sft, lora, packed, then stream()": (sft(lora(), packing=True), True),
     "sft, lora on the embedding, head saved": (sft(lora(
         target_modules=["v_proj", "embed_tokens"],
         modules_to_save=["lm_head"])), False),
@@ -210,7 +210,7 @@ def packed(**changes):
                 3, dtype=torch.int32), cut.diff())[None], **changes}
 
 
-def test_documents_described_twice_are_exact(session):
+def test_documents_are_exact_by_positions_and_by_lengths(session):
     model = tiny()
     expected = unstreamed(model, packed())
     apart = unstreamed(model, {**batch(1), "use_cache": False})
@@ -262,7 +262,8 @@ def streamed():
     (dict(seq_idx=torch.zeros(1, 75)), "seq_idx, which does not say"),
     (dict(attention_mask=torch.ones(1, 75)), "beside an attention_mask"),
 ], ids=str)
-def test_documents_that_do_not_agree_are_refused(streamed, change, names):
+def test_descriptions_of_documents_that_disagree_are_refused(
+        streamed, change, names):
     model, stream = streamed
     with pytest.raises(sluice.Unsupported, match=names):
         model(**packed(**change))

@@ -12,9 +12,9 @@ import sys
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m walk",
-        description="Judges sluice.stream on every causal language model of "
-        "transformers, each a tiny random one on the CPU: exact, refused or "
-        "unbuilt. Ends with 1 if one is wrong or failed.",
+        description="Judges sluice.stream on a tiny random model of every "
+        "causal language model of transformers, on the CPU: exact, refused or "
+        "unbuilt. Exits with status 1 if a model is wrong or failed.",
         epilog="examples:\n"
         "  python -m walk llama gpt2              two names, rows to stdout\n"
         "  python -m walk --plain-only            which models can be built\n"
@@ -27,13 +27,12 @@ def _arguments() -> argparse.Namespace:
         help="folder to import transformers from, before the installed one",
     )
     parser.add_argument("--json", metavar="FILE",
-                        help="write all rows to this file")
-    parser.add_argument("--markdown", metavar="FILE",
-                        help="write the table to this file")
+                        help="write all rows to FILE as JSON")
+    parser.add_argument("--markdown", metavar="FILE", help="write the table")
     parser.add_argument("--update", metavar="FILE",
-                        help="replace the rows of these models in a table")
+                        help="replace these names' rows in the table FILE")
     parser.add_argument("--jobs", type=int, default=1, metavar="N",
-                        help="models judged at a time (default 1)")
+                        help="names judged at a time (default 1)")
     parser.add_argument("--timeout", type=float, default=120.0, metavar="S",
                         help="limit for each model, in seconds (default 120)")
     parser.add_argument("--plain-only", action="store_true",
@@ -124,7 +123,7 @@ def main() -> int:
     configs.tiny("llama")  # imports what every child needs, once
     if not arguments.plain_only:
         import sluice.hf.transformers_model  # noqa: F401
-    # The children's collections neither search nor copy loaded objects.
+    # Garbage collection in a child does not touch (copy) loaded objects.
     gc.freeze()
     rows: list[judge.Row] = []
     walk = children.rows(
@@ -144,7 +143,7 @@ def main() -> int:
             _say(row, len(rows), len(names), arguments.trace)
     except KeyboardInterrupt:
         print(f"\nwalk: interrupted after {len(rows)} of {len(names)} names; "
-              "nothing is written", file=sys.stderr)
+              "--json and --markdown are not written", file=sys.stderr)
         return 130
     _write(arguments, rows, transformers.__version__)
     print(f"transformers {transformers.__version__}, {table.summary(rows)}")

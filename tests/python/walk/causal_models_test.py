@@ -22,16 +22,16 @@ from walk import children, compare, configs, judge, plain
 
 WALK = pathlib.Path(__file__).resolve().parent
 TABLES = {
-    # version of transformers: least numbers of exact rows, and of exact rows
-    # with all layers by chunks
+    # version of transformers -> (least number of exact rows, least number of
+    # exact rows with all layers by chunks)
     "5.23.0": (180, 153),
     "4.57.1": (129, 103),
 }
-# Grouped and shared heads, QK norm, windows, caps, sinks, latent attention,
-# mixtures of experts, learned positions, decoders of an encoder model and of
-# an encoder-decoder; eager attention; masks that the model makes itself;
-# layers that pass on keys and values, or a state; one with token selection.
-# Models that gradients/stream_test covers run here only with SLUICE_DEEP=1.
+# Models with grouped and shared heads, QK norm, windows, caps, sinks, latent
+# attention, mixtures of experts, learned positions, eager attention, their own
+# masks, token selection, or layers that pass on keys and values or a state; and
+# decoders of an encoder model and of an encoder-decoder. Models that
+# gradients/stream_test covers run here only with SLUICE_DEEP=1.
 QUICK = (
     "bart bert deepseek_v32 falcon gemma3 gemma4_text gpt_neo llama openai-gpt opt"
     " qwen3_moe qwen3_next starcoder2 xglm"
@@ -124,7 +124,7 @@ def test_an_interrupted_walk_writes_nothing_and_leaves_no_child(tmp_path):
 
 @pytest.fixture(scope="module")
 def llama():
-    """Returns both batches of a plain llama, {batch: {attention: step}}."""
+    """Returns the steps of a plain llama: {batch: {attention: step}}."""
     return {left_out: judge.plain_steps("llama", left_out)
             for left_out in judge.BATCHES}
 

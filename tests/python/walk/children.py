@@ -84,12 +84,12 @@ def rows(
     limit_s: float,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Iterator[Row]:
-    """Yields rows of `names` as they end, with at most `jobs` children at a
-    time.
+    """Yields the row of each name when its child has ended. At most `jobs`
+    children run at a time.
 
     A child that takes longer than `limit_s` is killed. Raises
-    KeyboardInterrupt when `stopped()`; when the iteration ends early, all
-    children are ended, too.
+    KeyboardInterrupt when `stopped()`. Kills all children if the iteration ends
+    early.
     """
     waiting, running = list(names), {}
     try:

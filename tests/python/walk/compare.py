@@ -1,12 +1,12 @@
 """Measures how far a streamed step is from the plain step, by parameter.
 
 A step is exact if for every parameter the difference of the gradients has a
-norm of at most max(1e-5, 5 x the plain model's own difference) of the
-gradient's norm. The plain model's own difference is between eager and SDPA.
-For a model without SDPA it is between fp32 and fp64, or, if the model does not
-run in fp64, between weights that differ by rounding. A parameter's gradient
-below 1e-6 of the whole norm consists of rounding, so its difference is
-compared with 1e-6 of the whole norm.
+norm of at most max(1e-5, 5 x the plain model's own difference) times the
+gradient's norm. The plain model's own difference is the relative difference of
+its gradients between eager attention and SDPA. For a model without SDPA it is
+between fp32 and fp64, or, if the model does not run in fp64, between weights
+that differ by rounding. A parameter's gradient below 1e-6 of the whole norm
+consists of rounding, so its difference is compared with 1e-6 of the whole norm.
 
 The plain model's own difference is the larger one of two batches. It estimates
 how well conditioned the parameter is. A gradient in which large sums nearly

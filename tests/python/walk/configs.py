@@ -67,8 +67,8 @@ def _is_token(name: str, default: object) -> bool:
 
 
 def _layer_kinds(released: object, name: str, layers: int) -> list | None:
-    """Returns `layers` kinds that include all those of the released list
-    `name`."""
+    """Returns a list of `layers` kinds that repeats the kinds in the released
+    configuration's list `name`, or None if that has fewer than two kinds."""
     kinds = list(dict.fromkeys(getattr(released, name, None) or ()))
     if len(kinds) < 2:
         return None
@@ -76,7 +76,7 @@ def _layer_kinds(released: object, name: str, layers: int) -> list | None:
 
 
 def _field(name: str, default: object, layers: int) -> object:
-    """Returns a field's value by the general rules, or its default."""
+    """Returns the value that fields.py has for a field, or its default."""
     if name in fields.LAYERS:
         return layers
     if name in fields.SIZES:
@@ -93,14 +93,13 @@ def _nested(cls: type, released: object) -> dict[str, type]:
         value = getattr(released, key, None)
         if isinstance(value, transformers.PretrainedConfig):
             found[key] = type(value)
-        elif getattr(declared, "model_type", ""):  # AutoConfig has none
+        elif getattr(declared, "model_type", ""):  # empty for AutoConfig
             found[key] = declared
     return found
 
 
 def tiny_fields(cls: type) -> dict[str, object]:
-    """Returns the fields that the general rules set in a configuration of
-    `cls`."""
+    """Returns the fields that fields.py sets in a configuration of `cls`."""
     defaults = defaults_of(cls)
     released = cls()
     layers = 4 if any(f in defaults for f in fields.LAYER_PATTERN) else 2

@@ -1,4 +1,4 @@
-"""Configuration fields that single models need besides the table of sizes, and
+"""Configuration fields that single models need besides those of fields.py, and
 models that cannot be built."""
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ _TWO_ROPES = {
     for kind in ("sliding_attention", "full_attention")
 }
 
-# An indexer chooses tokens. Its budget is small, so that it leaves some out.
+# An indexer chooses tokens. Its budget is so small that it leaves tokens out.
 _INDEXER = {
     "eos_token_id": 2,
     "indexer_kv_heads": 1,
@@ -76,7 +76,7 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
     "gemma4_unified_text": _GEMMA4,
     "gemma4": {"text_config": {**_GEMMA4, "hidden_size_per_layer_input": 8}},
     "gemma4_unified": {"text_config": _GEMMA4},
-    # A picture of one patch and a class token, which the loss needs.
+    # git's loss needs a picture; this one is a patch and a class token.
     "git": {"vision_config": {"image_size": 16, "patch_size": 16}},
     "got_ocr2": {"vision_config": {"image_size": 64}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
@@ -125,7 +125,7 @@ UNBUILT: dict[str, str] = {
     ),
 }
 
-# The same for transformers 4 only.
+# Further models that transformers 4 cannot make or train, and why.
 UNBUILT_4: dict[str, str] = {
     "qdqbert": "needs the package pytorch-quantization",
     "speech_to_text_2": (

@@ -30,7 +30,7 @@ LAYERS = (
     " encoder_layers num_encoder_layers num_decoder_layers num_blocks"
 ).split()
 
-# A configuration with one of these has layers of several kinds.
+# A configuration with one of these fields has layers of several kinds.
 LAYER_PATTERN = (
     "layer_types mlp_layer_types layers_block_type sliding_window_pattern"
     " attn_layer_period first_k_dense_replace num_dense_layers"
@@ -138,8 +138,8 @@ SIZES: dict[str, object] = {
 # head has its own key, and rotary dimensions are part of head_dim.
 LATENT = {"head_dim": 4, "num_key_value_heads": HEADS}
 
-# Set to zero, because a comparison with the plain model would need the same
-# draws. Other tests cover dropout.
+# Fields with these endings are set to zero, because otherwise a comparison with
+# the plain model would need the same draws. Other tests cover dropout.
 RANDOM_ENDINGS = (
     "dropout", "_pdrop", "dropout_prob", "dropout_p", "layerdrop",
     "router_jitter_noise", "input_jitter_noise",

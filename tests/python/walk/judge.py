@@ -27,10 +27,10 @@ class Row:
     model_class: str
     kind: str = ""
     verdict: str = FAILED
-    worst: str = ""  # name of the parameter
+    worst: str = ""  # parameter (or "loss") with the largest `ratio`
     difference: float | None = None
     ratio: float | None = None  # difference / limit
-    own: float | None = None  # the plain model's eager-SDPA difference
+    own: float | None = None  # the plain model's largest own difference
     blocks: int | None = None  # attention blocks that ran streamed
     # Which layers ran whole, and why; empty if all ran by chunks.
     whole: str = ""
@@ -78,7 +78,7 @@ def plain_steps(name: str, left_out: str) -> dict[str, plain.Step]:
 
 
 def _plain(row: Row) -> dict[str, dict[str, plain.Step]]:
-    """Returns the plain model's steps on both batches."""
+    """Returns the plain model's steps on both batches; sets `row.own`."""
     found = {left_out: plain_steps(row.name, left_out) for left_out in BATCHES}
     own = compare.own_differences(list(found.values()))
     row.own = max(own.values())

@@ -1,5 +1,5 @@
 """Judges one name at 8,400 tokens. Finds effects that begin at a late row, or
-that need more rows than a probe or a chunk of the quick walk has.
+that need more rows than a probe or a chunk of judge.py has.
 
 Llama 4 scales queries from row 8,192 on; other models change their rotary
 embeddings beyond the length that they were trained with. Only the last eighth
@@ -23,7 +23,7 @@ from .judge import EXACT, FAILED, REFUSED, UNBUILT, WRONG, Row, one_line
 
 TOKENS, CHUNK = 8400, 1024
 POSITIONS = TOKENS + 48
-# Relative to a gradient's norm: rounding of sums over so many rows.
+# Limit of a relative difference: sums over so many rows round differently.
 LIMIT = 1e-4
 
 

@@ -1,5 +1,5 @@
-"""Every model that is exact at 75 tokens is exact at 8,400, in chunks of
-1,024, or is refused there with an error that names the reason."""
+"""Every model that is exact at 75 tokens is exact at 8,400, in chunks of 1,024;
+at most three models are refused there."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ import torch
 from . import configs, exceptions
 
 ROWS, TOKENS = 2, 75
-# Smaller than the ids that a tiny configuration reserves at the top, greater
-# than padding.
+# Tokens are greater than padding, and smaller than the ids that a tiny
+# configuration reserves.
 FIRST_TOKEN, LAST_TOKEN = 3, 80
 
 
