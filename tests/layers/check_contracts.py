@@ -1,7 +1,7 @@
-"""Rules for what other processes and people see: metrics, the columns of
-`sluicectl`'s tables, the keys of the snapshot, messages, and RPCs.
+"""Rules for what other processes and people see: metrics, the columns and keys
+of `sluicectl status`, messages, and RPCs.
 
-Each of them is in its folder's README.md, and each RPC is called.
+Each of them is in a table of its folder's README.md, and each RPC is called.
 """
 
 import re
@@ -99,8 +99,8 @@ def check_messages(session_proto, readme):
     for name in messages_of(session_proto):
         if name not in told:
             yield f"{MESSAGES}: the message {name} is in no table"
-        # A row describes the message that its second cell names first. If two
-        # rows describe one message, one row is outdated.
+        # The first word of its cell is what a row describes. If two rows
+        # describe a message, one of them is outdated.
         rows = re.findall(rf"^\| (?:rank|daemon)[^|]*\|[^|`]*`{name}`",
                           readme, re.M)
         if len(rows) > 1:
@@ -108,8 +108,8 @@ def check_messages(session_proto, readme):
 
 
 def check_rpcs(admin_proto, readme, files):
-    """Every RPC is in a table and has a caller in the client or in a daemon's
-    checks (daemon/check*). A call in a test does not count."""
+    """Every RPC is in a table and has a caller. A test is not a caller, the
+    next daemon (daemon/check) is."""
     told = table_words(readme)
     callers = "\n".join(t for p, t in files.items()
                         if p.startswith(("client/", "daemon/check")))
@@ -117,4 +117,4 @@ def check_rpcs(admin_proto, readme, files):
         if name not in told:
             yield f"{RPCS}: the RPC {name} is in no table"
         if not re.search(rf"::Stub::{name}\b|stub\.{name}\(", callers):
-            yield f"proto/admin/admin.proto: nothing calls the RPC {name}"
+            yield f"proto/admin/admin.proto: no program calls the RPC {name}"

@@ -132,7 +132,7 @@ class Rpcs(unittest.TestCase):
     def check(self, readme, files):
         return list(check_contracts.check_rpcs(self.admin, readme, files))
 
-    def test_each_rpc_is_in_the_table_and_called(self):
+    def test_each_is_in_the_table_and_called(self):
         call = {"client/ctl/admin/admin.cc":
                 "Call(path, &admin::Admin::Stub::Evict, request, reply)"}
         self.assertEqual(self.check("| `Evict` |", call), [])
@@ -144,7 +144,7 @@ class Rpcs(unittest.TestCase):
                       {"tests/x_test.cc": "&Admin::Stub::Evict, request"},
                       {"client/ctl/x.cc": "Evict(socket, eviction)"}):
             [uncalled] = self.check("| `Evict` |", files)
-            self.assertIn("nothing calls the RPC Evict", uncalled)
+            self.assertIn("no program calls the RPC Evict", uncalled)
 
 
 if __name__ == "__main__":

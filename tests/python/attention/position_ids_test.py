@@ -26,8 +26,8 @@ POSITIONS = {
     "from 9": (ROW + 9).expand(2, -1),
     "documents": DOCUMENTS.expand(2, -1),
     "skipped": SKIPPED.expand(2, -1),  # positions with gaps, as in PoSE
-    "skipped in one": torch.stack([ROW, SKIPPED]),
-    "zeros in one": torch.stack([DOCUMENTS, 0 * ROW]),
+    "skipped in one row": torch.stack([ROW, SKIPPED]),
+    "zero in one row": torch.stack([DOCUMENTS, 0 * ROW]),
     "padded on the left": torch.stack([ROW, (ROW - 13).clamp(min=0)]),
     "padded on the right": torch.cat([ROW[:60], 0 * ROW[:15]]).expand(2, -1),
     "documents, skipped": torch.cat(
@@ -91,7 +91,7 @@ def test_gradients_are_the_models_own_or_the_call_is_refused(
     own = unstreamed(called(tiny(), what), inputs)
     inputs = call(positions, use_cache, masked, what)
     if makes_cache and not masked and positions in (
-            "skipped", "skipped in one", "zeros in one",
+            "skipped", "skipped in one row", "zero in one row",
             "padded on the left", "documents, skipped"):
         with pytest.raises(Unsupported, match="elsewhere than at 0, or begin"):
             run(called(streamed, what), inputs)
