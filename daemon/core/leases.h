@@ -1,6 +1,6 @@
 // The leases of sessions: which requests are refused at once, which join the
-// queue (waiting.h), when these get a turn, and how their wait ends. Answers,
-// counts and logs what the ledger decides.
+// queue (waiting.h), when a queued request gets a turn, and how its wait ends.
+// Answers, counts and logs what the ledger decides.
 // Thread safety: one thread (core.h).
 #pragma once
 
