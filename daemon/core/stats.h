@@ -19,7 +19,7 @@
 namespace sluice::daemon {
 
 // Why a lease was refused. In this enum and the following ones, the values are
-// in the order of their names, as metrics list them.
+// in alphabetical order, as metrics list them.
 enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool, kQueue };
 template <>
 struct EnumNames<RefusedBy> {
@@ -64,8 +64,9 @@ struct ExtentCounts {
   uint64_t reused = 0;
 };
 
-// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last bucket
-// counts the rest. daemon/metrics adds them up, as Prometheus expects.
+// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last count is
+// of those above all bounds. daemon/metrics adds counts up, as Prometheus
+// expects.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds)

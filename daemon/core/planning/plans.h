@@ -35,7 +35,7 @@ namespace sluice::daemon {
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
-  std::vector<std::string> units;  // keys of its segments
+  std::vector<std::string> units;  // keys of its segments' units
   bool operator==(const ProfileWithHash&) const = default;
 };
 using Profiles = std::map<Rank, ProfileWithHash>;
@@ -104,7 +104,7 @@ struct PlanRounds {
 
   std::map<JobKey, Collecting> collecting;
   std::map<PlanRoundId, Round> solving;
-  // The kept plans that jobs use, and those that they will use.
+  // The kept plans that jobs use (`current`) and will use (`promised`).
   Table<JobKey, PlanId> current, promised;
   std::deque<Kept> kept, together;  // oldest first
   uint64_t next_round = 1, next_plan = 1;
