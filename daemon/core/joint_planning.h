@@ -100,10 +100,10 @@ class JointPlanning {
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
-  // Returns how much of a pool is promised to plans and leases of principals
-  // other than `whose`; 0 for a GPU.
+  // Returns how much of a pool is promised to plans and leases of other
+  // principals; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
-  // Returns the same for jobs other than `job`.
+  // Returns the same for other jobs.
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
   // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;

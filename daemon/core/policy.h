@@ -61,7 +61,7 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// --- changes that an administrator asks for; `who` is as in SetBy
+// --- changes that an administrator, named as in SetBy, asks for
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // unset: the limit stays

@@ -132,7 +132,7 @@ TEST_F(SessionSocket, WithARemovedPathIsReportedAndNotReplaced) {
   HandOn(daemon_.socket());
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
-  EXPECT_TRUE(daemon_.WaitForLog("nobody can connect")) << daemon_.Log();
+  EXPECT_TRUE(daemon_.WaitForLog("no client can connect")) << daemon_.Log();
   EXPECT_FALSE(std::filesystem::exists(daemon_.socket()));
 }
 
