@@ -124,7 +124,7 @@ TEST_F(SessionSocket, IsMadeByTheDaemonOnceTheSocketUnitIsGone) {
 TEST_F(SessionSocket, WithAnotherPathEndsTheStartInOneLine) {
   HandOn(daemon_.File("other.sock"));
   EXPECT_EQ(daemon_.StartThatFails(), 2);
-  EXPECT_THAT(daemon_.Log(), HasSubstr("'sluiced.socket' came, which listens"));
+  EXPECT_THAT(daemon_.Log(), HasSubstr("'sluiced.socket', which listens"));
   EXPECT_TRUE(std::filesystem::exists(daemon_.File("other.sock")));
 }
 
