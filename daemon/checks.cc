@@ -131,8 +131,7 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());
-  // This check may run as another user than the daemon, so the folder's owner
-  // is taken for the daemon's user.
+  // The daemon's user is not known here: the folder's owner is taken for it.
   const PolicyFile file = PolicyFileOf(config, arguments);
   if (arguments.check) {  // before the slow parts
     SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),

@@ -18,10 +18,9 @@
 namespace sluice::daemon {
 
 // Returns the links above the devices at `addresses` ("0000:3b:00.0"), without
-// speeds. A PCI link is named after the device below it, "pci-0000:3b:00.0".
-// Above the PCI links are "root-0000:3a" and "numa0". `root` is prefixed to
-// /sys, for tests. Leaves out devices that sysfs does not list, and damaged
-// entries.
+// speeds: each PCI link is named after the device below it, "pci-0000:3b:00.0";
+// above these are "root-0000:3a" and "numa0". `root` is prefixed to /sys, for
+// tests. Leaves out devices that sysfs does not list, and damaged entries.
 std::vector<LinkSpeed> ReadPciLinks(const std::vector<std::string>& addresses,
                                     const std::string& root = "");
 

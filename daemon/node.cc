@@ -308,8 +308,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   // FailedPrecondition: ranks of an earlier daemon use the node.
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
-  // Ranks of every user open files in the directory, so the umask must not
-  // forbid that.
+  // Ranks of every user open files in `directory`, whatever the umask is.
   if (chmod(directory.c_str(), 0755) != 0) {
     return ErrnoStatus(errno, "chmod " + directory);
   }

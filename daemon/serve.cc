@@ -202,8 +202,7 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// Returns whether an earlier daemon left ranks. An idle daemon leaves only its
-// listening sockets.
+// An idle daemon leaves only its listening sockets.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
     return each.first != Handover::kListener && each.first != Handover::kHttp;

@@ -39,7 +39,6 @@ bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
 
 namespace bandwidth {
 
-// The capacity of a channel without a limit.
 inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 struct Channel {

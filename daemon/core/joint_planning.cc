@@ -1165,10 +1165,9 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
 
 // --- The size of profiles and plans in the saved state (daemon/state)
 
-// For a rank, counts the larger of the profile with which it asks and the
-// profile by which it runs, since a plan for the former replaces the latter.
-// Also counts plans in use that belong to earlier profiles or to ranks that
-// have left.
+// For a rank, counts the larger of the profile that it asks with and the one it
+// runs by, since a plan for the former replaces the latter. Also counts plans
+// in use that belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job, const Profiles& profiles) {

@@ -110,10 +110,10 @@ inline void SetReservation(Reservations& of, PoolId pool,
   if (of[pool].empty()) of.erase(pool);
 }
 
-// Checks a measurement for a node with the links `configured`.
-// InvalidArgument: it is empty, names a link that the node does not have, or
-// has an invalid speed. FailedPrecondition: bandwidth::Topology::Make refuses
-// it together with the configured speeds of other links.
+// Checks a measurement for a node with the links `configured`. InvalidArgument:
+// it is empty, names a link that the node does not have, or has an invalid
+// speed. FailedPrecondition: bandwidth::Topology::Make refuses it together with
+// the configured speeds of other links.
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured);
 

@@ -72,8 +72,7 @@ struct Session {
   RequestHistory history;
 
   bool had_leases_at_close = false;
-  // The last plan sent since the rank's last profile; 0: none.
-  PlanId told_plan;
+  PlanId told_plan;  // sent since the rank's last profile; 0: none
   // The death of a rank of the same job, of which this rank may not know yet.
   struct PeerDeath {
     Rank rank;
@@ -85,8 +84,7 @@ struct Session {
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
   // How much of its GPU this rank holds outside its lease, by ranks' reports.
-  // Unset without a report, or if the GPU's use before its first rank attached
-  // is unknown.
+  // Unset without a report, or if the GPU's use before its ranks is unknown.
   std::optional<Bytes> outside;
   // Bytes copied since the session began. `copies_reported`: by step reports.
   // `copies_seen`: by the use page, which also grows within a step.

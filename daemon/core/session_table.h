@@ -33,7 +33,6 @@ class SessionTable {
   const Rows& rows() const { return rows_; }
   Rows::const_iterator begin() const { return rows_.begin(); }
   Rows::const_iterator end() const { return rows_.end(); }
-  // Returns null if there is no such session.
   const Session* Find(SessionId id) const { return FindOrNull(rows_, id); }
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }

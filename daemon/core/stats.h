@@ -64,9 +64,8 @@ struct ExtentCounts {
   uint64_t reused = 0;
 };
 
-// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last count is
-// of those above all bounds. daemon/metrics adds counts up, as Prometheus
-// expects.
+// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last count has
+// no upper bound. daemon/metrics adds counts up, as Prometheus expects.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds)
@@ -120,7 +119,6 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // Call when a session of the job begins.
   void Began(const JobKey& job, absl::Time now);
   // Call when the job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);

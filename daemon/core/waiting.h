@@ -132,7 +132,6 @@ class WaitingQueue {
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
   absl::Time NextDeadline() const;
 
-  // Returns the leases that wait for plans, in order.
   const std::set<PlaceInLine>& for_plans() const { return for_plans_; }
   // REQUIRES: the lease waits for a plan.
   void TryAgainAt(const PlaceInLine& place, absl::Time again) {

@@ -133,8 +133,7 @@ class Keeper {
         kept_.all().size());
   }
 
-  // Reaps the ended daemon after the start of the next one, which must not wait
-  // for this.
+  // The next daemon's start must not wait for this.
   void ReapEnded() {
     if (ended_) ended_->Reap();
     ended_.reset();

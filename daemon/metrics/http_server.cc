@@ -57,8 +57,7 @@ absl::StatusOr<gid_t> GroupOf(const std::string& name) {
                   name));
 }
 
-// Returns the socket's address. An IPv4 address fits, and has its port in the
-// same place.
+// Returns the socket's address; an IPv4 one has its port in the same place.
 sockaddr_in6 BoundTo(const UniqueFd& socket) {
   sockaddr_in6 address = {};
   socklen_t size = sizeof(address);

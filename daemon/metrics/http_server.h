@@ -68,8 +68,8 @@ class HttpServer {
 };
 
 // Starts the server, which answers 503 until Serve. A TCP port that another
-// program has is tried again until it is free (TcpListener::fault).
-// Errors as CheckHttpSockets; PermissionDenied: the group may not be set.
+// program has is tried again until it is free (TcpListener::fault). Errors as
+// CheckHttpSockets; PermissionDenied: the group may not be set.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     HttpOptions options);
 

@@ -78,7 +78,6 @@ struct QuotasSnapshot {
   Shares shares = {};
   Amounts used = {};  // of all together
   std::array<uint64_t, kResources> refused = {};
-  // Only principals that hold something.
   std::vector<std::pair<Principal, Amounts>> users;
 };
 

@@ -26,10 +26,9 @@ absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by);
 
-// A locked file, so that no second process of the same program serves in the
+// A locked file, so that a second process of the program does not serve in the
 // directory. The kernel releases the lock however the process ends. The daemon
-// also locks the directory itself, so its lock stays effective if the file is
-// removed.
+// also locks the directory itself, in case the file is removed.
 class RuntimeLock {
  public:
   struct Of {

@@ -64,8 +64,7 @@ class Arena {
   // Waits for at most one device call per node.
   ~Arena() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
-  // Returns ready memory; nullopt if there is none, or `size` is not that of
-  // ready extents.
+  // Returns ready memory; nullopt if there is none of this size.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
   // Releases all ready memory, and makes no more until Refill. Returns whether
   // there was any.

@@ -46,7 +46,6 @@ absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
                   file.st_size, size));
 }
 
-// Maps a page that GrantPages::Unmap unmaps.
 template <typename Page>
 absl::StatusOr<Page*> MapPage(const UniqueFd& fd) {
   void* const page = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE,

@@ -38,9 +38,8 @@ class SessionListener {
 
   struct Options {
     std::string path;
-    int mode = 0666;  // of a newly made socket
-    // `loop`, `closer` and `events` must outlive the listener.
-    Loop* loop = nullptr;
+    int mode = 0666;       // of a newly made socket
+    Loop* loop = nullptr;  // this and the next two must outlive it
     Closer* closer = nullptr;
     EventWriter* events = nullptr;  // logs refusals; may be null
     Accepted accepted;

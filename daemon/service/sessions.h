@@ -76,7 +76,6 @@ class Channel {
   // Queues all packets until Release, without a stall limit.
   void Hold() { held_ = true; }
   void Release();
-  // Tries to send queued packets if retry_at has come.
   void Retry(absl::Time now);
   // Ends the socket. Packets sent before still arrive, queued ones do not. The
   // pidfd stays watched.
@@ -151,11 +150,9 @@ class Sessions {
   // Queues all packets to the session until its socket, its pidfd and
   // `use_page` are kept for the next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Ends the session's socket; packets sent before still arrive.
   void EndSocket(SessionId id);
   // Drops a session with a process that has ended or need not be watched.
   void Forget(SessionId id);
-  // Closes all sockets unnoticed by the peers (Channel::Leave).
   void Leave();
 
   // Serves some of the waiting requests. Returns whether there are more.

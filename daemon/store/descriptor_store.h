@@ -4,8 +4,8 @@
 // A DescriptorStore's thread sends all that waits in its queue as one batch, in
 // order. If the batch includes a Flush, a barrier follows. When the store
 // answers the barrier, it has everything that was sent before. Calls never
-// block. After the keeper's
-// death there is no store: Put stores nothing, and each Flush is done at once.
+// block. After the keeper's death there is no store: Put stores nothing, and
+// each Flush is done at once.
 //
 // A store silently drops descriptors beyond its size, so Put refuses more than
 // that. If a store does not answer, each batch takes until its deadline and
@@ -158,8 +158,7 @@ class DescriptorStore {
   std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Puts and removals that earlier batches could not send; only the thread uses
-  // it.
+  // Puts and removals that were not sent. Used by the thread only.
   std::deque<Item> unsent_;
   std::thread thread_;  // last: it uses the others
 };

@@ -202,8 +202,7 @@ struct NodeConfig {
   // How long ranks may take to answer a new plan, which they do at their next
   // step boundary.
   absl::Duration change_wait = absl::Minutes(30);
-  // The delay of new plans after a job has left: other jobs often leave then
-  // too.
+  // The delay of new plans after a job has left, since more jobs often leave.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

@@ -55,7 +55,6 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-// The rounds and plans of JointPlanning.
 struct PlanRounds {
   static constexpr size_t kPlansKept = 256;
 
@@ -96,7 +95,6 @@ struct PlanRounds {
   Plan KeepTogether(const std::string& cache_key, plan::NodePlan plan);
   // Makes a kept plan the job's current one, and drops the promised one.
   void Use(const JobKey& job, PlanId plan);
-  // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;
 
   void CheckInvariants() const;

@@ -3,9 +3,8 @@
 //
 // A job becomes a *member* when it gets a plan for a question that was not
 // settled (IsSettled), whether it left fractions to the planner or fixed them.
-// A member is part of every later question, with the profile of its first
-// round, so that questions do not drift with their answers. That profile has no
-// traces.
+// A member is part of every later question, with the profile of its first round
+// (without traces), so that questions do not drift with their answers.
 //
 // Pure functions and plain data.
 #pragma once
@@ -84,7 +83,6 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// Returns null if the plan has no such class.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);

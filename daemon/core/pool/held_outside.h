@@ -4,8 +4,8 @@
 // On `sim` the device reports this memory to the byte, for processes without a
 // session. On `cuda` memory cannot be attributed: each pool leaves some memory
 // *spare* for contexts and libraries. The use of a GPU *beside* the daemon's
-// extents is held outside as far as it exceeds the spare memory.
-// core/README.md says how the figures of the device and of ranks are combined.
+// extents is held outside as far as it exceeds the spare memory. core/README.md
+// says how the figures of the device and of ranks are combined.
 //
 // The device is asked up to four times a second. On `cuda` an extent that is
 // just being made looks like another process's memory, so new memory counts

@@ -234,12 +234,10 @@ class Pool {
                                Bytes room) const;
   std::optional<Parts> Patched(const Account& own, Bytes size, Bytes most,
                                Bytes room) const;
-  // Returns the free memory that is not withheld.
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Takes the `picked` extents, and makes the `left` bytes or else adds
-  // `spare`.
+  // Takes `picked` extents, and makes `left` bytes or else adds `spare`.
   std::optional<Parts> Assemble(const Picked& picked, Bytes left, Bytes room,
                                 std::optional<ExtentId> spare) const;
   // Returns how much of the free memory these parts take.

@@ -29,8 +29,7 @@ void Snapshots::Ask(const View& view, Got got) {
   if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
-  // The snapshot is taken in the loop's next turn, so that all queries of this
-  // turn share it.
+  // Posted, so that all queries of this turn of the loop share the snapshot.
   posted_ = true;
   loop_->Post([this] {
     posted_ = false;

@@ -63,8 +63,7 @@ class Loop {
   // thread may need its core.
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
-  // Gives Run's thread real-time priority while Urgency and the kernel allow
-  // it.
+  // Lets Run's thread have real-time priority, as Urgency decides.
   void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }
