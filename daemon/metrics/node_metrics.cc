@@ -47,7 +47,7 @@ void AddPools(const Snapshot& from, Families& to) {
   for (const GpuSnapshot& gpu : from.gpus) {
     AddStates(GpuLabels(gpu.gpu), gpu.pool, to);
   }
-  gpus("sluice_gpu_usable", "1, or 0: the GPU was not usable at the start.",
+  gpus("sluice_gpu_usable", "1; 0 for a GPU that was faulty at the start.",
        [](const GpuSnapshot& gpu) { return gpu.gpu.fault.empty() ? 1 : 0; });
   gpus("sluice_pool_kept_bytes",
        "The part of the free memory that exists as idle extents.",

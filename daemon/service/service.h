@@ -126,8 +126,8 @@ class Service {
   absl::Time EndOfIdleness();
   absl::Time now() const { return loop_->now(); }
   void OnSignal();
-  // kForRanks (SIGTERM): what others hold is left to the next daemon if there
-  // are sessions of ranks. kForAll (SIGHUP): it is left in any case.
+  // kForRanks (SIGTERM): the state and memory are left to the next daemon if
+  // there are sessions of ranks. kForAll (SIGHUP): they are left in any case.
   // kOfService: nothing is left, and ranks get a notice.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);

@@ -38,8 +38,9 @@ class SessionListener {
 
   struct Options {
     std::string path;
-    int mode = 0666;       // of a newly made socket
-    Loop* loop = nullptr;  // this and the next two must outlive it
+    int mode = 0666;  // of a newly made socket
+    // `loop`, `closer` and `events` must outlive the listener.
+    Loop* loop = nullptr;
     Closer* closer = nullptr;
     EventWriter* events = nullptr;  // logs refusals; may be null
     Accepted accepted;

@@ -40,7 +40,7 @@ struct Starter {
   std::string notify_socket;
   // What the store kept for an earlier daemon, by name.
   std::map<std::string, UniqueFd> stored;
-  // $SLUICE_KEEPER_PID. Unset: systemd started it, or there is no store.
+  // $SLUICE_KEEPER_PID. Unset: the starter is systemd or has no store.
   std::optional<pid_t> keeper;
   // Sockets of socket activation, with names that IsDescriptorName refuses.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
