@@ -46,15 +46,15 @@ absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name) {
   getpwnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found == nullptr) {
     return absl::NotFoundError(
-        fmt::format("user in [worker] is '{}', and there is no such user: make "
-                    "it, or name another",
+        fmt::format("[worker] user '{}' does not exist: create that user, or "
+                    "name another",
                     name));
   }
   if (geteuid() == found->pw_uid) return WorkerUser{};
   if (geteuid() != 0) {
     return absl::PermissionDeniedError(fmt::format(
-        "user in [worker] is '{}', and only a daemon that runs as root may "
-        "change its worker's user: leave the key out",
+        "[worker] user '{}': only a daemon that runs as root may run its "
+        "workers as another user: remove the key",
         name));
   }
   return WorkerUser{found->pw_uid, found->pw_gid};

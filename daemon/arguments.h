@@ -1,5 +1,5 @@
-// The command line of `sluiced`, and the files and the user that it and the
-// configuration name.
+// The command line of `sluiced`, and what it and the configuration name: the
+// policy file and the user of plan workers.
 //
 // Thread safety: one thread.
 #pragma once
@@ -55,8 +55,8 @@ struct WorkerUser {
 };
 
 // Looks up the user `name` of [worker]. Returns no ids if `name` is empty or
-// the daemon's own user. NotFound: there is no such user. PermissionDenied: it
-// is another user than the daemon's, which is not root.
+// the daemon's own user. NotFound: there is no such user. PermissionDenied:
+// `name` is another user, and the daemon is not root.
 absl::StatusOr<WorkerUser> FindWorkerUser(const std::string& name);
 
 }  // namespace sluice::daemon

@@ -106,7 +106,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   SLUICE_ASSIGN_OR_RETURN(const admin::ShowStateReply reply, Ask(admin_socket));
   SLUICE_ASSIGN_OR_RETURN(const auto contents, ContentsOf(reply));
   if (!contents) {
-    return "what was saved was given up: the next daemon begins anew";
+    return "the saved state is void: the next daemon starts without it";
   }
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
@@ -127,11 +127,11 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 
 }  // namespace
 
-// The checks open no ports or sockets, because a running daemon may hold them.
+// The checks listen on no port or socket: a running daemon may have them.
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());
-  // The check may run as another user, so the folder's owner counts.
+  // The daemon's user is not known here: the folder's owner is taken for it.
   const PolicyFile file = PolicyFileOf(config, arguments);
   if (arguments.check) {  // before the slow parts
     SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),

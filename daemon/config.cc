@@ -260,8 +260,8 @@ absl::Status CheckLinks(const SimSettings& sim) {
     const std::vector<size_t> path = LinkPath(sim.links, link.name);
     if (path.size() < 2 || !sim.links[path.back()].parent.empty()) {
       return Bad(
-          "link {} hangs on '{}', which is not in links, or goes "
-          "round in a circle",
+          "link {} has the parent '{}', which is not in links, or its parents "
+          "form a cycle",
           link.name, link.parent);
     }
     if (sim.gpu_links.empty()) {
@@ -301,7 +301,7 @@ absl::StatusOr<Config> Read(const toml::table& file) {
   const auto is_path = [&] {
     return to.policy_folder->empty() || to.policy_folder->starts_with('/')
                ? ""
-               : "must be a path from / on, or empty: nowhere";
+               : "must be an absolute path, or empty to keep nothing";
   };
   const auto above_0 = [&] {
     return time_limit_s > 0 ? "" : "must be above 0";

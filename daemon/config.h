@@ -1,6 +1,6 @@
 // The daemon's settings, which may be set in a TOML file.
 //
-// Thread safety: pure.
+// Thread safety: any thread.
 #pragma once
 
 #include <map>
@@ -57,9 +57,9 @@ struct Config {
   std::map<uint32_t, double> user_weights;  // NodeConfig::user_weights
   // Empty: off. Unset: kDefaultHttpListen.
   std::optional<std::string> http_listen;
-  // The group that may open the unix socket; empty: only the daemon's user.
+  // The group that may open http.sock; empty: only the daemon's user.
   std::string http_socket_group;
-  // Folder of administrators' settings. Empty: they are not kept. Unset:
+  // The folder of the policy file. Empty: no policy is kept. Unset:
   // PolicyFileOf (arguments.h) chooses.
   std::optional<std::string> policy_folder;
   absl::Duration longest_wait = absl::Minutes(10);

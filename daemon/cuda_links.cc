@@ -59,9 +59,7 @@ absl::StatusOr<std::string> SetLinkSpeeds(const std::vector<LinkSpeed>& given,
     const auto link = std::ranges::find(links, each.name, &LinkSpeed::name);
     if (link == links.end()) {
       const std::string fault = fmt::format(
-          "links in [cuda] names '{}', which this machine does not have: it "
-          "has {}",
-          each.name,
+          "[cuda] links: this machine has no link '{}'; it has {}", each.name,
           absl::StrJoin(links, ", ", [](auto* out, const LinkSpeed& of) {
             *out += of.name;
           }));

@@ -1,4 +1,4 @@
-// sluiced, one per node: flags, signals, exit statuses.
+// main() of `sluiced`: parses flags, and returns the exit status.
 #include <fmt/format.h>
 #include <malloc.h>
 
@@ -17,15 +17,15 @@ namespace sluice::daemon {
 namespace {
 
 constexpr char kExamples[] = R"(Examples:
-  sluiced                                     /run/sluice, every default
+  sluiced                                     in /run/sluice, with defaults
   sluiced --config sluiced.toml --runtime-dir /tmp/s
   sluiced --config sluiced.toml --check-config
   sluiced --config sluiced.toml --check-state
   sluiced --driver sim --runtime-dir /tmp/s   simulated GPUs
 
-SIGTERM and SIGINT end it. SIGHUP: where systemd or sluiced-keeper started it,
-it makes room for a daemon that reads the file anew, if that would start and
-take over; jobs do not notice. Where a .socket unit has made session.sock, it
+SIGTERM and SIGINT end sluiced. After SIGHUP, a new sluiced reads the file and
+takes over, if systemd or sluiced-keeper started this one and the new one would
+start; jobs do not notice. If a .socket unit has made session.sock, sluiced
 serves there. Exit status: 0 ended by a signal; 2 bad input; 1 a fault.)";
 
 void TuneMemory() {
@@ -35,7 +35,7 @@ void TuneMemory() {
 }
 
 int Fail(const absl::Status& status) {
-  // fmt::print would throw if stderr is closed, and lose the exit status.
+  // fmt::print would throw if stderr is closed: the exit status would be lost.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   const bool bad_input =
@@ -65,8 +65,8 @@ int Main(int argc, char** argv) {
   app.add_option("--driver", arguments.driver,
                  "auto, cuda or sim; wins over [device] driver");
   app.add_option("--end-after-idle", arguments.end_after_idle_s,
-                 "end so many seconds after the last rank has gone, or, if "
-                 "none has come, after the start (a minute at least)")
+                 "end when no rank has been attached for this many seconds, "
+                 "after the start at least 60")
       ->check(CLI::Range(0, 1'000'000'000));
   app.add_flag("--check-config", arguments.check,
                "say whether a start would work, and end");

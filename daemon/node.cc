@@ -41,8 +41,9 @@ Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   return sum;
 }
 
-// Returns the total memory and not the free memory: jobs may have pinned some
-// of it, and the pool of a daemon that takes over must be as large as before.
+// Returns the machine's memory, or its cgroup's limit if that is less. Memory
+// in use counts too: the pool of a daemon that takes over, while jobs have
+// pinned memory, must be as large as before.
 Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);
@@ -88,8 +89,8 @@ absl::Status AddGpus(const Config& config, const std::string& root,
     nodes = std::max(nodes, device.numa.value() + 1);
   }
   for (const auto& device : devices) {
-    // The size of a faulty GPU is unknown, and jobs may still hold memory of
-    // it: its pool is as large as the largest GPU's.
+    // The size of a faulty GPU is unknown, and jobs may still hold its memory,
+    // so its pool is as large as the largest GPU's.
     const Bytes memory = device.fault.empty() ? device.total_memory : largest;
     const Bytes spare = sim ? Bytes(0) : std::max(GiB(1), memory * 6 / 100);
     const Bytes pool = config.gpu_pool.value_or(memory - spare);
@@ -127,7 +128,7 @@ absl::Status AddGpus(const Config& config, const std::string& root,
 // Returns the size of extents. Each extent costs two descriptors: the daemon's,
 // and the store's for the next daemon. So by default a GPU's pool has at most
 // 128 extents, if no pool is below 1 GiB. Pinning takes at least 0.25 s per GiB
-// and delays other leases, so extents of host memory have at most 1 GiB.
+// and delays other leases, so by default a host extent has at most 1 GiB.
 template <typename Owner>  // GpuConfig or HostConfig
 Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
                Bytes unit, Bytes largest) {
@@ -141,8 +142,8 @@ Bytes ExtentOf(const Config& config, const std::vector<Owner>& owners,
   return RoundUp(config.extent.value_or(std::min(chosen, largest)), unit);
 }
 
-// Returns the least common multiple of the granularities of all GPUs and NUMA
-// nodes, because ranks get one number.
+// Returns the least common multiple of the granularities of usable GPUs and
+// NUMA nodes, because ranks get one granularity for all of them.
 absl::StatusOr<Bytes> GranularityOf(const Node& node) {
   using device::Placement;
   std::vector<Placement> all;
@@ -300,15 +301,14 @@ LinkSpeed SimLinkOf(const SimSettings& sim, const device::SimLink& of) {
 
 // Makes a simulated node in `directory`, which `node` then owns, unless ranks
 // of an earlier daemon use one there. Opens its driver, and adds its links and
-// NUMA nodes. InvalidArgument: the links make no tree. Else errors as
-// device::CreateSimNode.
+// NUMA nodes. InvalidArgument: Topology::Make refuses the links.
 absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
                      Node& node) {
   const absl::Status made = device::CreateSimNode(directory, ToSim(sim));
   // FailedPrecondition: ranks of an earlier daemon use the node.
   if (!absl::IsFailedPrecondition(made)) node.own_sim.Own(directory);
   if (!made.ok() && !absl::IsFailedPrecondition(made)) return made;
-  // Ranks of every user must open files in it, which the umask may forbid.
+  // Ranks of every user open files in `directory`, whatever the umask is.
   if (chmod(directory.c_str(), 0755) != 0) {
     return ErrnoStatus(errno, "chmod " + directory);
   }
@@ -318,7 +318,7 @@ absl::Status OpenSim(const SimSettings& sim, const std::string& directory,
   for (const device::SimLink& link : config.links) {
     node.config.links.push_back(SimLinkOf(sim, link));
   }
-  // A node of an earlier daemon has speeds that ParseConfig did not check.
+  // An earlier daemon's node may have speeds that ParseConfig did not check.
   SLUICE_RETURN_IF_ERROR(bandwidth::Topology::Make(node.config.links).status());
   for (int i = 0; i < config.numa_nodes; ++i) {
     node.config.hosts.push_back(
@@ -356,7 +356,7 @@ absl::StatusOr<Node> OpenNode(const Config& config,
     } else {
       SLUICE_RETURN_IF_ERROR(MaySimulate(config.driver, cuda.status(), root));
       node.config.warnings.push_back(fmt::format(
-          "no NVIDIA device here: GPUs are simulated, nothing runs on one ({})",
+          "this machine has no NVIDIA device, so GPUs are simulated ({})",
           std::string(cuda.status().message())));
     }
   }

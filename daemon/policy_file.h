@@ -1,15 +1,15 @@
 // Administrators' settings on disk: one JSON file that people can read.
 //
 // The new file is written beside the old one, synced and renamed, so after a
-// crash of the machine one of the two is there. A file that this daemon would
-// not have written ends the daemon's start, because looser limits than an
+// crash of the machine one of the two is there. A file that this daemon does
+// not fully understand ends the daemon's start, because looser limits than an
 // administrator set are worse than no daemon; if jobs hold what an earlier
 // daemon left, the daemon is frozen instead (daemon/frozen). So a new section
 // needs no version number: a daemon that does not know it refuses the file.
 //
 // Times are wall-clock times: a monotonic clock restarts with the machine.
 //
-// Thread safety: pure; Write by one thread at a time.
+// Thread safety: any thread, but only one at a time may call Write.
 #pragma once
 
 #include <sys/types.h>

@@ -16,8 +16,8 @@ using nlohmann::json;
 
 constexpr int kVersion = 1;
 
-// Returns Unix seconds. They are rounded to a millisecond, also when they are
-// read, so that a time does not drift at each start.
+// Returns Unix seconds, rounded to a millisecond. Reading rounds too, so that a
+// time does not drift at each start.
 double Unix(absl::Time at, const Clocks& now) {
   const absl::Duration since =
       now.wall - (now.monotonic - at) - absl::UnixEpoch();
@@ -63,7 +63,8 @@ json Entry(const MeasuredLinks& measured, const Clocks& now) {
                 now);
 }
 
-// Reads one object, which must have every key that is read and no other.
+// Reads one object. Done() fails if a key that was read is missing, or if the
+// object has a key that was not read.
 class PolicyReader {
  public:
   PolicyReader(const json& from, std::string name)
@@ -118,7 +119,7 @@ class PolicyReader {
             Has("cgroup") ? Text("cgroup") : ""};
   }
   SetBy By(const Clocks& now) {
-    // Much later times would be read as infinite, which JSON cannot express.
+    // A time beyond this could be read as infinite, which JSON cannot express.
     constexpr double kMost = 1e12;
     const double unix_s = Number("at_unix_s");
     if (!(unix_s > -kMost && unix_s < kMost)) {
@@ -181,7 +182,7 @@ absl::Status ReadLimit(const json& from, const std::string& name,
   return entry.Done();
 }
 
-// Accepts any link names, because the node may have changed since.
+// Accepts any link names: the node may have changed since the measurement.
 absl::StatusOr<MeasuredLinks> ReadMeasured(const json& from,
                                            const Clocks& now) {
   PolicyReader entry(from, "'measured_links'");

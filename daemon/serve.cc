@@ -38,9 +38,9 @@ namespace {
 
 constexpr absl::Duration kEndingPatience = absl::Milliseconds(300);
 
-// Returns the command that SIGHUP runs. It checks whether the program that is
-// now at this program's path, maybe a newer version, would start with the same
-// flags and take over.
+// Returns the command that SIGHUP runs. The command checks whether the program
+// that is now at this program's path, maybe a newer version, would start with
+// these arguments and take over.
 std::vector<std::string> CheckOf(const Arguments& arguments) {
   std::vector<std::string> words = {ThisProgram(), "--check-config",
                                     "--check-state", "--runtime-dir",
@@ -63,9 +63,9 @@ int64_t ExtentsOfPools(const NodeConfig& node) {
   return all;
 }
 
-// Reduces `extents` to what the store has room for, besides the descriptors of
-// ranks (Service::MayBeKept) and of some processes of ended sessions. One user
-// may have half of the extents, as without a store, or the configured number.
+// Reduces `extents` to what the store has room for besides the descriptors of
+// ranks (Service::MayBeKept) and of processes of ended sessions. One user may
+// have half of the extents, as without a store, or the configured number.
 Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
                   const Starter& starter) {
   const int64_t capacity = Handover::CapacityOf(starter);
@@ -74,22 +74,23 @@ Share KeptExtents(Share extents, const Config& config, const NodeConfig& node,
       Handover::kOfRank * kGrantSlots + Handover::kOwn + ended, capacity / 2);
   const int64_t most = capacity - ranks;
   if (capacity == 0 || most >= extents.all) return extents;
-  // Leases of odd sizes have smaller extents, so twice as many may be needed.
+  // A lease may end with a smaller extent, so twice as many may be needed.
   if (most < 2 * ExtentsOfPools(node)) {
     WriteLog(
         LogLevel::kWarning,
-        fmt::format("there may be {} extents of memory instead of {}, since {} "
-                    "descriptors are kept for the next daemon: raise "
-                    "FileDescriptorStoreMax= of the unit, or --max-descriptors "
-                    "of sluiced-keeper, or [pools] extent_bytes",
+        fmt::format("there may be {} extents of memory instead of {}, because "
+                    "only {} descriptors can be kept for the next daemon: "
+                    "raise FileDescriptorStoreMax= of the unit, or "
+                    "--max-descriptors of sluiced-keeper, or [pools] "
+                    "extent_bytes",
                     most, extents.all, capacity));
   }
   const int64_t each = config.quota.extents.value_or(most / 2);
   return {std::clamp<int64_t>(each, 1, most), most};
 }
 
-// Returns the generation: the time of the start, so that daemons have different
-// ones, or one more than the last daemon's if the clock was set back.
+// Returns this daemon's generation: the time of its start, or the last daemon's
+// generation plus 1 if the clock was set back.
 uint64_t GenerationBehind(const Starter& starter) {
   const auto now = static_cast<uint64_t>(absl::ToUnixNanos(absl::Now()));
   const auto* const kept = FindOrNull(starter.stored, Handover::kLimits);
@@ -100,7 +101,7 @@ uint64_t GenerationBehind(const Starter& starter) {
 // Returns all options but `policy`, `listener`, `http` and `deaths`. The clocks
 // of simulated links are moved out of `node`. Raises the limit of open files,
 // and limits the extents to what the store can keep. Errors as FindWorkerUser;
-// NotFound: a GPU has no device file.
+// NotFound: a GPU's device file is missing.
 absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
                                             const Config& config, Node& node,
                                             Starter starter,
@@ -149,8 +150,8 @@ absl::StatusOr<ServiceOptions> StartOptions(const Arguments& arguments,
 }
 
 // While another program has the TCP port, only the unix socket is served. If
-// ranks of an earlier daemon wait (`takes_over`), a fault of HTTP does not end
-// the start: it is logged, and null is returned.
+// ranks of an earlier daemon wait (`takes_over`), an error is logged and null
+// is returned, so that the start goes on without HTTP.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttp(
     const Config& config, const std::string& runtime_dir,
     const std::map<std::string, UniqueFd>& kept, bool takes_over) {
@@ -201,7 +202,7 @@ std::string DiesTooOften(int freeze_after, const Starter& starter,
                    : fmt::format(", and the last that said why: {}", last));
 }
 
-// Returns whether more was left than an idle daemon's listening sockets.
+// An idle daemon leaves only its listening sockets.
 bool IsLeftRanks(const Starter& starter) {
   return std::ranges::any_of(starter.stored, [](const auto& each) {
     return each.first != Handover::kListener && each.first != Handover::kHttp;
@@ -243,7 +244,7 @@ absl::Status Freeze(const Arguments& arguments, const std::string& why,
   return absl::OkStatus();
 }
 
-// What a start opens, in this order; it is closed in reverse.
+// What a start opens, in this order.
 struct Opened {
   std::optional<LogThread> log;
   std::optional<RuntimeLock> lock;
@@ -262,7 +263,7 @@ void SayServing(const Arguments& arguments, const NodeConfig& node,
 }
 
 // A call on another thread still uses objects, so they cannot be destroyed. The
-// kernel frees memory and descriptors; only the files must be removed here.
+// kernel frees memory and descriptors, so only files must be removed here.
 [[noreturn]] void ExitNow(Service& service, Opened& opened) {
   WriteLog(LogLevel::kWarning,
            "stopped, though a device call or a profile was not finished");
@@ -296,8 +297,8 @@ absl::Status RunService(const Arguments& arguments, ServiceOptions options,
   }
   SayServing(arguments, node.config, opened.http.get());
   service->SayReady();
-  // From here on the end of this daemon removes the simulated node, even if
-  // ranks use it, unless it hands over.
+  // From here on this daemon removes the simulated node when it ends, even if
+  // ranks use the node, unless this daemon hands over.
   if (!node.sim_directory.empty()) node.own_sim.Own(node.sim_directory);
   service->Run();
   deaths.EndInOrder();
@@ -320,7 +321,8 @@ absl::Status Serve(const Arguments& arguments, Starter starter,
   const MonotonicClock clock;
   Opened opened;
   opened.log.emplace();
-  // The lock is taken first, and so released after other files are removed.
+  // The lock is taken before files are made, so it is held while they are
+  // removed.
   SLUICE_ASSIGN_OR_RETURN(RuntimeLock lock,
                           RuntimeLock::Take(arguments.runtime_dir));
   opened.lock.emplace(std::move(lock));

@@ -4,17 +4,17 @@
 // A *flow* is what one rank copies in one direction. A refill distributes what
 // the links carry in a window, in three rounds:
 //
-//   1. A promised flow gets what it wants up to its floor: the bytes of its
-//      rate in the window, plus those of the last kPeriod that it did not use.
+//   1. A flow with a promise gets what it wants up to its floor: the bytes of
+//      its rate in the window, plus what it did not use in the last kPeriod.
 //   2. Copies that a fair share would make late (shares.h) are lent bandwidth,
 //      in the order of their deadlines.
 //   3. The rest is lent in weighted max-min shares (shares.h).
 //
 // The caller promises less than a channel carries, so every promise is kept
-// over spans of kPeriod. What a flow got in rounds 1 and 2 counts in round 3,
-// so both are a part of its fair share. The excess over the fair share counts
-// in round 3 of later windows, up to a limit: for promises the bytes of the
-// rate in one kPeriod, for deadlines what the path carries in kAhead.
+// over spans of kPeriod. The bytes of rounds 1 and 2 are a part of a flow's
+// fair share: they count in round 3. Bytes beyond the fair share count in round
+// 3 of later windows, up to a limit: for promises the bytes of the rate in one
+// kPeriod, for deadlines what the path carries in kAhead.
 //
 // Not earliest deadline first with servers: that is exact for copies that are
 // due before their period ends, but every promise here is a rate.
@@ -48,7 +48,7 @@ class BandwidthPolicy {
 
   // Adds a flow with the caller's number `flow`, which copies over `link` and
   // all links above it. The flows of one `owner` on one link and direction
-  // share a limit of loans by deadline; one without an owner has its own.
+  // share a limit of loans by deadline; a flow without an owner has its own.
   void Open(int flow, int link, int direction, double weight = 1,
             std::optional<int> owner = std::nullopt);
   void Close(int flow) { flows_.erase(flow); }
@@ -95,9 +95,9 @@ class BandwidthPolicy {
     double ahead = 0;  // recent bytes beyond a fair share, by promise
     double lead = 0;   // recent bytes beyond a fair share, by deadlines
     double most_lead = 0;
-    // Owner and channel: flows with the same pair have one `lead`.
+    // Owner and channel. Flows with the same pair share one limit of `lead`.
     std::pair<int, int> leader;
-    double needed = 0;  // bytes of the first copy, at `due`
+    double needed = 0;  // bytes of the first copy that are needed at `due`
     absl::Time due = absl::InfiniteFuture();
   };
   void KeepFloors(absl::Duration window, std::vector<double>& room);

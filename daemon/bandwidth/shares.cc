@@ -123,7 +123,7 @@ std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room) {
   std::vector<double> given(copies.size(), 0);
   if (window <= 0) return given;
-  std::vector<double> weights(room.size(), 0);  // of the copies, by channel
+  std::vector<double> weights(room.size(), 0);  // sums by channel
   for (const LentCopy& copy : copies) {
     for (const int channel : *copy.path) weights[channel] += copy.weight;
   }
@@ -136,7 +136,7 @@ std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
       rate = std::min(rate, room[channel] * copy.weight / weights[channel]);
     }
     rate = std::max(rate / window, copy.promised_rate);
-    // The time until the deadline if the copy got nothing in this window.
+    // The time from the end of this window to the deadline.
     const double left = std::max(0.0, copy.due - window);
     if (copy.needed > rate * left) late.push_back(i);
   }

@@ -6,13 +6,13 @@
 
 namespace sluice::daemon::bandwidth {
 
-// Weighted max-min shares. All shares rise together, each as fast as its
-// weight, until its want is met or a channel on its path is full; then it
-// stands still and the others go on (progressive filling; Bertsekas and
-// Gallager 1992, "Data Networks", 6.5.2). The result is max-min fair: a flow
-// gets less than another of equal weight only if its demand is met or a channel
-// on its path is full, and no bandwidth that a flow wants and could use is left
-// over. A flow that had something before waits until the others have caught up.
+// A flow's demand in weighted max-min shares. All shares rise together, in
+// proportion to their weights. A share stops when its demand is met or a
+// channel on its path is full, and the other shares go on (progressive filling;
+// Bertsekas and Gallager 1992, "Data Networks", 6.5.2). The result is max-min
+// fair: a flow gets less than another of equal weight only if its demand is met
+// or a channel on its path is full, and no bandwidth that a flow wants and
+// could use is left over. A flow that `had` bytes waits until others catch up.
 struct Want {
   const std::vector<int>* path;  // channels; outlives the call
   double bytes;
@@ -21,9 +21,9 @@ struct Want {
 };
 
 struct FairShares {
-  std::vector<double> bytes;  // by want
-  // By channel: the level at which it became full; kUnlimited if it did not. A
-  // level is bytes per weight, including what flows had.
+  std::vector<double> bytes;  // in the order of the wants
+  // The level at which each channel became full, in bytes per weight, including
+  // what flows had; kUnlimited if the channel did not become full.
   std::vector<double> full_at;
 };
 
@@ -33,19 +33,19 @@ FairShares ShareFairly(const std::vector<Want>& wants,
                        std::vector<double>& room);
 
 // What a flow wants beyond its promise. A copy that a fair share would make
-// late borrows from its own later fair share: a flow that is ahead waits until
-// the others have caught up, and it may be ahead by at most `may` bytes. A rank
-// that states false deadlines gets its share earlier, but not more of it.
+// late borrows from its flow's later fair shares: the flow then waits until the
+// others have caught up. A rank that states false deadlines gets its share
+// earlier, but not more of it.
 struct LentCopy {
   const std::vector<int>* path;  // channels; outlives the call
   double excess = 0;             // bytes wanted
   double weight = 1;
-  // Bytes of the first copy that were not granted yet, and the seconds until
-  // they are needed (negative: overdue). 0 bytes: not stated.
+  // Bytes of the first copy that were not granted yet; 0: no deadline is known.
   double needed = 0;
+  // Seconds until the deadline of `needed`; negative: overdue.
   double due = std::numeric_limits<double>::infinity();
   double promised_rate = 0;  // bytes per second from its promise
-  double may = 0;            // most bytes that it may be lent
+  double may = 0;            // most bytes that the copy may be lent
 };
 
 // Lends to late copies, in the order of their deadlines. Returns the bytes of

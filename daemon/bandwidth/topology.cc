@@ -17,7 +17,7 @@ double Lower(double a, double b) {
 }
 
 // Returns the lower of the direction's own speed and the fraction `part` of the
-// speed of both directions.
+// limit of both directions together.
 double SpeedOf(const LinkSpeed& link, int direction, double part) {
   return Lower(
       direction == kH2d ? link.h2d_bytes_per_second : link.d2h_bytes_per_second,
@@ -80,8 +80,8 @@ absl::StatusOr<Topology> Topology::Make(const std::vector<LinkSpeed>& links) {
          {link.h2d_bytes_per_second, link.d2h_bytes_per_second,
           link.both_bytes_per_second}) {
       if (speed != kUnlimited) continue;
-      return Refuse(link, fmt::format("a speed of {} bytes per second; give 0 "
-                                      "for not limited, or more",
+      return Refuse(link, fmt::format("a speed of {} bytes per second: give a "
+                                      "finite one, or 0 for no limit",
                                       speed));
     }
   }
@@ -89,7 +89,7 @@ absl::StatusOr<Topology> Topology::Make(const std::vector<LinkSpeed>& links) {
   for (const LinkSpeed& link : links) {
     const std::vector<size_t> path = LinkPath(links, link.name);
     if (!path.empty() && !LinkPath(links, links[path.back()].parent).empty()) {
-      return Refuse(link, "its parents go round in a circle");
+      return Refuse(link, "its parents form a cycle");
     }
     const bool shared = link.both_bytes_per_second > 0;
     bool shared_above = false;
@@ -101,9 +101,9 @@ absl::StatusOr<Topology> Topology::Make(const std::vector<LinkSpeed>& links) {
           (at.h2d_bytes_per_second <= 0 && at.d2h_bytes_per_second <= 0)) {
         continue;
       }
-      return Refuse(link, fmt::format("both directions load it together, and "
-                                      "apart {} above it; limit that one only "
-                                      "in both together",
+      return Refuse(link, fmt::format("it limits both directions together, but "
+                                      "link {} above it limits each alone: "
+                                      "give that link only both_bytes_per_s",
                                       at.name));
     }
     const int both = static_cast<int>(made.channels_.size()) + kBoth;

@@ -11,7 +11,7 @@
 
 namespace sluice::daemon {
 
-// The speed of a link, bytes per second; 0: not known or not limited.
+// A link and its speeds in bytes per second; 0: not known or not limited.
 struct LinkSpeed {
   std::string name;
   double h2d_bytes_per_second = 0;
@@ -20,7 +20,7 @@ struct LinkSpeed {
   std::string parent;
   // Limit of both directions together, besides the limit of each.
   double both_bytes_per_second = 0;
-  bool measured = false;  // from a kept measurement, not configured
+  bool measured = false;  // speeds are from a kept measurement
 };
 
 // Returns the link's speed in one direction while the other direction is idle.
@@ -33,13 +33,12 @@ bool IsLimited(const LinkSpeed& link);
 // if there is no `name`. The path ends at a missing or repeated parent.
 std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
                              const std::string& name);
-// Returns whether copies over the link `name` also load the link `other`.
+// Returns whether copies over the link `name` load the link `other`.
 bool Loads(const std::vector<LinkSpeed>& links, const std::string& name,
            const std::string& other);
 
 namespace bandwidth {
 
-// The capacity of a channel without a limit.
 inline constexpr double kUnlimited = std::numeric_limits<double>::infinity();
 
 struct Channel {
@@ -52,12 +51,13 @@ struct Channel {
 // links, such as the memory of a NUMA node, both directions share one capacity.
 // So bandwidth is distributed by *channel*: one direction of a link, or both
 // directions of a link together. Each channel has at most one channel above it,
-// so a link above a shared link must be shared too. Immutable.
+// so above a link that limits both directions together, no link may limit one
+// direction alone. Immutable.
 class Topology {
  public:
   // A link with a missing parent is a root. InvalidArgument: the links form a
-  // cycle, a speed is infinite, or a link with independent directions is above
-  // a shared one.
+  // cycle, a speed is infinite, or a link that limits one direction alone is
+  // above a link that limits both together.
   static absl::StatusOr<Topology> Make(const std::vector<LinkSpeed>& links);
 
   const std::vector<Channel>& channels() const { return channels_; }

@@ -20,8 +20,8 @@
 
 namespace sluice::daemon {
 
-// A principal (empty cgroup: every cgroup of the uid), or a job of any
-// principal.
+// What a limit binds: a principal (an empty cgroup means every cgroup of the
+// uid), or a job of any principal.
 struct BudgetTarget {
   std::optional<uint32_t> uid;
   std::string cgroup;
@@ -55,7 +55,7 @@ struct EnumNames<LimitLine::Of> {
 // The memory that a principal or one of its jobs holds, and its limits.
 struct BudgetLine {
   Principal principal;
-  std::string job;  // empty: the line is of the whole principal
+  std::string job;  // empty: the line counts the whole principal
   Bytes gpu_used, host_used;
   Limits limits;
 };
@@ -90,10 +90,10 @@ class Budgets {
   void Charge(const JobKey& job, PoolKind kind, Bytes size);
   void Refund(const JobKey& job, PoolKind kind, Bytes size);
 
-  // FailedPrecondition: the target holds more than the new limit already, which
-  // cannot be taken back.
+  // FailedPrecondition: the target holds more than the new limit already, and
+  // memory in use cannot be taken back.
   absl::Status Set(const BudgetTarget& target, const Limits& limits, SetBy by);
-  // Returns the limits in force. InvalidArgument: neither a user nor a job.
+  // Returns the limits in force. InvalidArgument: no user and no job is named.
   absl::StatusOr<Limits> Get(const BudgetTarget& target) const;
 
   // Returns how much more `job` may hold by its own limit and its principal's.
@@ -108,8 +108,8 @@ class Budgets {
   const Saved& Save() const { return set_; }
   void Load(const Saved& saved) { set_ = saved; }
   Saved Live() const;
-  // Adds these limits. REQUIRES: Set succeeded for each of them on a copy, or
-  // nothing is charged yet.
+  // Adds the limits of `live`. REQUIRES: Set succeeded for each of them on a
+  // copy, or nothing is charged yet.
   void SetLive(const Saved& live);
 
   void CheckInvariants() const;

@@ -31,7 +31,8 @@ class Copies {
         journal_(journal) {}
 
   // --- promises
-  // Returns what the rank's plan copies; null if the rank runs by no plan.
+  // Returns what the rank's plan copies and what is promised of that; null if
+  // the rank runs by no plan.
   const PlanCopies* PromisedTo(SessionId session) const {
     return FindOrNull(promised_, session);
   }
@@ -74,7 +75,7 @@ class Copies {
   Journal& journal_;
   std::map<SessionId, PlanCopies> promised_;
   uint64_t version_ = 0;  // of the demands that promised_ follows from
-  std::map<SessionId, LateDirections> late_;  // counted in Stats already
+  std::map<SessionId, LateDirections> late_;  // sums that Stats includes
 };
 
 }  // namespace sluice::daemon

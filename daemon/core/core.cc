@@ -129,8 +129,8 @@ Effects Core::Receive(SessionId id, RequestId request, const Request& body,
 }
 
 // Answers a repeated request: the answer of an earlier daemon may be lost.
-// Collected profiles are not saved. So if a profile was submitted and has no
-// plan, it is read again: the rank does not know that it is lost.
+// Collected profiles are not saved. So a submitted profile without a plan is
+// read again: the rank does not know that an earlier daemon's copy is lost.
 void Core::Repeat(Session& session, RequestId request, Effects& effects) {
   const bool submitted =
       std::holds_alternative<SubmittedReply>(session.history.answer(request));

@@ -234,7 +234,6 @@ class Core {
     copies_.Promise(now, effects);
     sessions_.NotePlansTold(effects);
   }
-  // Runs `event`, then Settle.
   Effects Run(absl::Time now, auto event) {
     Effects effects;
     event(effects);

@@ -34,7 +34,7 @@ struct HelloRequest {
   int world_size = 1;
   int local_ranks = 1;
   DeviceIndex gpu;
-  uint32_t protocol = 1;  // agreed by both sides
+  uint32_t protocol = 1;  // the version that both sides agreed on
   // The GPUs for which the client sent device nodes with the request.
   std::set<DeviceIndex> shown;
   bool operator==(const HelloRequest&) const = default;

@@ -1,13 +1,13 @@
 // Bandwidth policy: how far each rank's limit moves at a refill.
 //
-// Each refill distributes the bytes that the links carried since the last one,
-// by daemon/bandwidth. In each direction, a rank's limit should be one window
-// (kWindow) ahead of its use. The rates that its plan needs are promised to it
-// (planning/demands.h admits them), over spans of 20 ms. The rest goes to users
-// by weight, and evenly to the ranks of one user. Promised bytes are a part of
-// that share, and what one rank does not use goes to the others. A rank without
-// memory is promised nothing, and gets only what no other rank wants. A rank
-// alone on its link has a wide window: the link itself is the only limit.
+// Each refill distributes, by daemon/bandwidth, the bytes that the links could
+// carry since the last refill. In each direction, a rank's limit should be one
+// window (kWindow) ahead of its use. The rates that its plan needs are promised
+// to it (planning/demands.h admits them), over spans of 20 ms. The rest goes to
+// users by weight, and evenly to the ranks of one user. Promised bytes are a
+// part of that share, and what one rank does not use goes to the others. A rank
+// without memory is promised nothing, and gets only what no other rank wants. A
+// rank alone on its link has a wide window: the link itself is the only limit.
 //
 // A rank may state when compute needs the copy at the front of its queue
 // (proto/base/grant_page.h). Bandwidth is lent first to copies that a fair
@@ -65,8 +65,9 @@ class LinkSharers {
 
 class GrantPolicy {
  public:
-  // The window of a rank that shares its link, and of one alone on its link.
+  // The window of a rank that shares its link.
   static constexpr absl::Duration kWindow = absl::Milliseconds(20);
+  // The window of a rank that is alone on its link.
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
   // The smallest window. A copy larger than its window takes several refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
@@ -89,8 +90,8 @@ class GrantPolicy {
   // Adds a rank and returns its first limits. `link` is an index into the
   // links; -1: unknown, so the rank is not limited.
   Grant Attach(int slot, int link, const GrantSharer& sharer = {});
-  // Adds a rank that an earlier daemon attached. Its limits continue from what
-  // it was granted and its use, as far as the use can be believed.
+  // Adds a rank that an earlier daemon attached. Its limits continue from
+  // `limit`, or from `used` if that is higher, by at most kOneCopy.
   Grant Resume(int slot, int link, const GrantSharer& sharer,
                const Directions& limit, const Directions& used);
   void Detach(int slot);
@@ -105,18 +106,17 @@ class GrantPolicy {
   bool idle() const { return ranks_.empty(); }
 
   // Returns the late copies of each attached slot since it was attached or
-  // resumed; none if the link's speed is not known.
+  // resumed; 0 on a link of unknown speed.
   std::map<int, LateDirections> late() const {
     std::map<int, LateDirections> late;
     for (const auto& [slot, rank] : ranks_) late[slot] = rank.late;
     return late;
   }
 
-  // The copy at the front of a direction's queue, as the rank states it: it
-  // ends at byte `up_to` (0: not stated), and compute needs it `in` from now.
+  // The copy at the front of a direction's queue, as the rank states it.
   struct Need {
-    uint64_t up_to = 0;
-    absl::Duration in;
+    uint64_t up_to = 0;  // the byte at which the copy ends; 0: not stated
+    absl::Duration in;   // the time until compute needs the copy
   };
   using Needs = std::array<Need, 2>;
 
@@ -148,7 +148,7 @@ class GrantPolicy {
     CopyRates rate = {0, 0};   // granted, averaged
     CopyRates rest = {0, 0};   // fractions of a byte, not granted yet
     LateDirections late;
-    Directions late_end = {0, 0};  // end of the copy counted as late last
+    Directions late_end = {0, 0};  // end of the last copy counted as late
   };
   template <typename Of>
   double Least(int link, Of of) const;
@@ -176,8 +176,8 @@ class GrantPolicy {
   }
   // Passes the deadline of the copy at the front to BandwidthPolicy::Need.
   // Counts the copy if it is late: compute needs it and its last byte is not
-  // granted. A rank that states past times makes only its own copies late, at
-  // most one per refill.
+  // granted. A rank that states past times raises only its own count of late
+  // copies, by at most one per refill.
   void TellNeed(int slot, int direction, const Need& need,
                 absl::Duration elapsed);
   void KeepPromise(int slot, int direction);
@@ -186,7 +186,7 @@ class GrantPolicy {
   Grant GrantOf(const RankShare& rank) const;
 
   const std::vector<LinkSpeed> links_;
-  std::vector<std::vector<size_t>> paths_;  // by link (bandwidth/topology.h)
+  std::vector<std::vector<size_t>> paths_;  // LinkPath of each link
   LinkSharers holders_;                     // ranks that hold memory
   std::array<LinkSharers, 2> wanting_;      // holders that want more
   bandwidth::BandwidthPolicy shares_;       // of the gated directions

@@ -928,7 +928,7 @@ bool JointPlanning::AwaitRoom(SessionId session, const LeaseRequest& asked,
   if (asked.pool.kind != PoolKind::kHost || !MayEverFit(job, asked)) {
     return false;
   }
-  // A session waits with at most one such lease, so that these are few.
+  // A session waits with at most one lease for a plan, so such leases are few.
   for (const PlaceInLine& place : line_.for_plans()) {
     if (line_.waiters().at(place).session == session) return false;
   }
@@ -1066,7 +1066,7 @@ Bytes JointPlanning::LeaseGrowth(const Scope& scope) const {
   for (const PlaceInLine& place : line_.for_plans()) {
     const Waiter& lease = line_.waiters().at(place);
     const PoolId pool = lease.asked.pool;
-    // MemberGrowth counts what the plans of other members promise.
+    // MemberGrowth counts the leases of members that do not train yet.
     if (StateOf(lease.job) == Member::State::kTrains && scope.Has(lease.job) &&
         scope.numa.value_or(pool.ordinal) == pool.ordinal) {
       growth += lease.asked.size;
@@ -1165,9 +1165,9 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
 
 // --- The size of profiles and plans in the saved state (daemon/state)
 
-// For a rank, counts the larger of the profile with which it asks and the one
-// by which it runs, since the answer replaces one by the other. Also counts
-// plans in use that belong to earlier profiles or to ranks that have left.
+// For a rank, counts the larger of the profile that it asks with and the one it
+// runs by, since a plan for the former replaces the latter. Also counts plans
+// in use that belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job, const Profiles& profiles) {
@@ -1221,9 +1221,9 @@ absl::Status JointPlanning::MaySubmit(SessionId session,
                        config_.profile_limit.all.count()};
   if (own + size > share.each) {
     return absl::ResourceExhaustedError(fmt::format(
-        "a profile that with its plans may take {} bytes of the saved state, "
-        "and {} has {} of those, and the limit is {}: submit one of fewer "
-        "classes or with shorter names, or end some jobs",
+        "this profile and its plans may take {} bytes of the saved state; {} "
+        "has {}, and the limit is {}: submit a profile of fewer classes or "
+        "with shorter names, or end some jobs",
         size, Name(who), own, share.each));
   }
   if (all + size > share.all_for(own + size)) {

@@ -94,15 +94,16 @@ class JointPlanning {
 
   // --- reading
   // Returns the bandwidth needed by each rank that runs by the planner's
-  // fractions; during a change, by the former ones. Omits plans held back.
+  // fractions; during a change, by the former fractions. Omits plans held back.
   std::map<SessionId, PlanDemand> Demands() const;
   // Increases whenever Demands() or the attached ranks may have changed.
   uint64_t demands_version() const {
     return members_.changes() + demands_changes_;
   }
   // Returns how much of a pool is promised to plans and leases of other
-  // principals, or of other jobs; 0 for a GPU.
+  // principals; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
+  // Returns the same for other jobs.
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
   // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
@@ -236,9 +237,9 @@ class JointPlanning {
       return !except.contains(job) && (!of || job.principal == *of);
     }
   };
-  // Returns what members will still lease, what waiting leases ask for, and the
-  // sum of both.
+  // Returns how much host memory members will still lease by their plans.
   Bytes MemberGrowth(const Scope& scope) const;
+  // Returns how much the leases that wait for plans ask for.
   Bytes LeaseGrowth(const Scope& scope) const;
   Bytes HostGrowth(const Scope& scope) const {
     return MemberGrowth(scope) + LeaseGrowth(scope);

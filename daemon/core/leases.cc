@@ -89,8 +89,8 @@ void Leases::ExtentsMade(const std::vector<ExtentOutcome>& outcomes,
     const auto decided = ledger_.ExtentMade(extent, made, now, effects);
     if (decided) Decide(*decided, now, effects);
   }
-  // Leases behind these in the device's queue came nearer, and get a notice
-  // too.
+  // A lease gets a notice too if only extents in front of its own, in the
+  // device's queue, were made.
   for (const auto& [lease, each] :
        ledger_.Making(pools, now - kTellProgressAfter)) {
     effects.push_back(SendNotice{
@@ -150,7 +150,7 @@ void Leases::NameHeldOfFaulty(absl::Time now) {
       by += (by.empty() ? "" : ", ") + session.Described();
     }
     journal_.Log(now, EventKind::kStart,
-                 fmt::format("{} are held by {}, and come back when it ends",
+                 fmt::format("{} are held by {}, until these processes end",
                              Text({id, bytes}), by),
                  {config_.own_uid, ""});
   }
@@ -263,8 +263,8 @@ void Leases::WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
   if (asked.wait > config_.wait_limits.longest) {
     return refuse(
         absl::InvalidArgumentError(fmt::format(
-            "a wait of {} for a lease, and the longest is {}: wait less, or "
-            "raise longest_wait_s in [quota]",
+            "asked to wait {} for a lease, but the longest is {}: wait less, "
+            "or raise longest_wait_s in [quota]",
             Text(asked.wait), Text(config_.wait_limits.longest))),
         RefusedBy::kQueue);
   }

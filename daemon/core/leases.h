@@ -1,6 +1,6 @@
 // The leases of sessions: which requests are refused at once, which join the
-// queue (waiting.h), when these get a turn, and how their wait ends. Answers,
-// counts and logs what the ledger decides.
+// queue (waiting.h), when a queued request gets a turn, and how its wait ends.
+// Answers, counts and logs what the ledger decides.
 // Thread safety: one thread (core.h).
 #pragma once
 
@@ -72,7 +72,6 @@ class Leases {
   void Refuse(const Waiter& lease, const Refusal& refusal, absl::Time now,
               Effects& effects);
   void Decide(const Ledger::Decided& decided, absl::Time now, Effects& effects);
-  // Counts and logs a lease that could not be made or sent.
   void LogFailure(const Session& session, RequestId request,
                   const absl::Status& why, absl::Time now) {
     ++journal_.stats.leases_refused[RefusedBy::kDevice];
@@ -97,7 +96,6 @@ class Leases {
   // Gives a turn to leases that wait for plans. If no plan will free memory for
   // a lease, the lease joins the queue or is refused.
   void ReleaseForPlans(const Woken& woken, absl::Time now, Effects& effects);
-  // Queues the lease if it may wait; refuses it otherwise.
   void WaitOrRefuse(Waiter lease, const Refusal& refusal, absl::Time now,
                     Effects& effects);
   WaitingQueue::Turn TakeTurn(const Waiter& waiter, absl::Time now,

@@ -356,8 +356,8 @@ Bytes Ledger::SetOutside(HeldOutside held) {
 }
 
 // Chooses the extents of a lease. If they exceed the budget, chooses again with
-// only as much free memory as the budget leaves. Then lingering extents of the
-// principal come first: they are charged already, so they cost nothing.
+// only as much free memory as the budget leaves. This second choice prefers the
+// principal's lingering extents, which are charged already.
 Ledger::Chosen Ledger::Choose(const HolderState& holder,
                               const LeaseRequest& asked) {
   const JobKey& job = holder.job;
@@ -494,7 +494,7 @@ absl::StatusOr<Ledger::Idle> Ledger::MakeRoom(const HolderState& holder,
         --count;
       }
     };
-    from(asked);  // the pool of the lease first, which may need the room
+    from(asked);  // the lease's own pool first: it may need the room
     for (const auto& [id, each] : pools_) {
       if (id != asked && count > 0) from(id);
     }
@@ -647,9 +647,9 @@ absl::Status Ledger::MayReserve(PoolId id, const Principal& whose, Bytes bytes,
                         FormatBytes(promised))
           : "";
   return absl::FailedPreconditionError(fmt::format(
-      "{}: {} cannot be reserved for {}: with what others have reserved {} "
-      "would have to be free, and {} of {} are{}; reserve less, or wait until "
-      "memory is given back (sluicectl evict ends a job)",
+      "{}: {} cannot be reserved for {}: with what others have reserved, {} "
+      "would have to be free, but only {} of {} are{}; reserve less, or wait "
+      "until memory is given back (sluicectl evict ends a job)",
       Name(id), FormatBytes(bytes), Name(whose), FormatBytes(withheld),
       FormatBytes(pool.free()), FormatBytes(pool.total()), plans));
 }
@@ -900,8 +900,8 @@ void Ledger::CheckInvariants() const {
   }
 }
 
-// Checks that pools count as leased exactly the extents of leases and those
-// still being made for ended leases.
+// Checks that pools count as leased exactly the extents of leases, and the
+// extents that are still being made for ended leases.
 void Ledger::CheckLeases() const {
   std::map<PoolId, Bytes> by_pool;
   int making = 0;

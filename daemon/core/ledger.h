@@ -152,7 +152,7 @@ class Ledger {
 
   // --- leases that wait
   // Returns why the lease could not be granted even if all memory were free:
-  // it is invalid, or exceeds a limit or what is not reserved for others.
+  // it is invalid, exceeds a limit, or needs memory reserved for others.
   absl::Status MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
   // Returns what the lease lacks; nullopt if nothing. Compares sums only, not
   // sizes of extents. `promised`: memory of the pool that others will get.
@@ -255,7 +255,8 @@ class Ledger {
   };
   Chosen Choose(const HolderState& holder, const LeaseRequest& asked);
   void ChargeLingering(const std::vector<ExtentId>& extents, bool charged);
-  // Adds the lingering host memory of the jobs for which `mine` holds.
+  // Returns `of_budget` plus the lingering host memory of the jobs for which
+  // `mine` is true.
   template <typename Mine>
   Bytes HostLeft(Bytes of_budget, Mine mine) const;
   // Return how long extents are kept after they became idle, and after their

@@ -74,10 +74,10 @@ absl::StatusOr<std::string> LivePolicy::Change(const PolicyChange& change,
         policy.measured = to.measured;
         if (!policy.measured && !measured_) {
           return absl::FailedPreconditionError(
-              "nothing that was measured is kept: there is nothing to forget");
+              "no measurement is kept: there is nothing to forget");
         }
         if (!policy.measured) {
-          return fmt::format("links: what was measured is forgotten{}", when);
+          return fmt::format("links: the measurement is forgotten{}", when);
         }
         MeasuredLinks& measured = *policy.measured;
         SLUICE_RETURN_IF_ERROR(CheckMeasured(configured_links_, measured));
@@ -130,8 +130,8 @@ absl::Status LivePolicy::Start(const Policy& policy, absl::Time now) {
     config_.links = LinksWith(configured_links_, *measured_);
   } else {
     journal_.Log(now, EventKind::kStart,
-                 fmt::format("what was measured of links is not used: {}; "
-                             "sluicectl bandwidth forget drops it",
+                 fmt::format("the measured links are not used: {}; sluicectl "
+                             "bandwidth forget drops them",
                              std::string(fits.message())),
                  {config_.own_uid, ""});
   }

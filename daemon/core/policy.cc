@@ -45,13 +45,13 @@ std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured) {
   if (measured.links.empty()) {
-    return absl::InvalidArgumentError("there is no link in what was measured");
+    return absl::InvalidArgumentError("the measurement names no link");
   }
   for (const auto& [name, link] : measured.links) {
     if (LinkPath(configured, name).empty()) {
       return absl::InvalidArgumentError(
-          fmt::format("link {} was measured, and this node has none of that "
-                      "name: measure it again",
+          fmt::format("link {} was measured, but this node has no such link: "
+                      "measure again",
                       Printable(name)));
     }
     if (absl::Status bad = CheckSpeeds(name, link); !bad.ok()) return bad;
@@ -59,8 +59,8 @@ absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
   const auto made = bandwidth::Topology::Make(LinksWith(configured, measured));
   if (made.ok()) return absl::OkStatus();
   return absl::FailedPreconditionError(fmt::format(
-      "what was measured does not go with the speeds that the configuration "
-      "gives other links ({}): take those out of it",
+      "the measured speeds do not fit the configured speeds of other links "
+      "({}): remove those from the configuration",
       std::string(made.status().message())));
 }
 

@@ -28,7 +28,7 @@ struct Drain {
 // Memory of a pool that is reserved for a principal, or with an empty cgroup
 // for every principal of that uid without its own reservation in that pool. The
 // memory that these principals hold in the pool counts towards the reservation;
-// the rest is withheld from all others.
+// the rest of the reservation is withheld from all other principals.
 struct Reservation {
   Bytes bytes;
   SetBy by;
@@ -45,8 +45,8 @@ struct MeasuredLink {
   bool operator==(const MeasuredLink&) const = default;
 };
 
-// Measured speeds of links. A link with a configured speed keeps that one. For
-// all other links, a measurement is used as a whole or not at all.
+// Measured speeds of links. A link with a configured speed keeps that speed.
+// For all other links, a measurement is used as a whole or not at all.
 struct MeasuredLinks {
   std::map<std::string, MeasuredLink> links;  // by name; not empty
   SetBy by;
@@ -61,7 +61,7 @@ struct Policy {
   bool operator==(const Policy&) const = default;
 };
 
-// Changes that an administrator, named as in SetBy, asks for.
+// --- changes that an administrator, named as in SetBy, asks for
 struct BudgetChange {
   BudgetTarget target;
   std::optional<Bytes> gpu, host;  // unset: the limit stays
@@ -110,10 +110,10 @@ inline void SetReservation(Reservations& of, PoolId pool,
   if (of[pool].empty()) of.erase(pool);
 }
 
-// Checks a measurement for a node with the links `configured`.
-// InvalidArgument: it is empty, names a link that the node does not have, or
-// has an invalid speed. FailedPrecondition: together with the configured speeds
-// of other links it makes no valid tree (bandwidth::Topology::Make).
+// Checks a measurement for a node with the links `configured`. InvalidArgument:
+// it is empty, names a link that the node does not have, or has an invalid
+// speed. FailedPrecondition: bandwidth::Topology::Make refuses it together with
+// the configured speeds of other links.
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured);
 

@@ -17,8 +17,8 @@ namespace sluice::daemon {
 
 // Remembers answers until the client acknowledges them, so that a repeated
 // request (with the same id) is not executed again. Keeps at most the last
-// kWindow, or fewer if their errors exceed kMostText. Ids roughly count up;
-// those older than what is kept are refused.
+// kWindow answers, or fewer if their errors exceed kMostText. Ids roughly count
+// up; ids older than the kept answers are refused.
 class RequestHistory {
  public:
   static constexpr size_t kWindow = 256;
@@ -35,7 +35,7 @@ class RequestHistory {
   // because its lease has ended.
   void LeaseEnded(RequestId id);
   const Reply& answer(RequestId id) const { return *requests_.at(id); }
-  // Forgets answered requests up to this one: the client will not repeat them.
+  // Forgets answered requests up to `up_to`: the client will not repeat them.
   void Acknowledge(RequestId up_to);
   void Clear();
   // Forgets running requests except `but_for`, so that they are executed if
@@ -52,7 +52,7 @@ class RequestHistory {
 
  private:
   void Forget(RequestId id);
-  // Forgets answered requests, oldest first, while more(id).
+  // Forgets answered requests, oldest first, while more(id) is true.
   void ForgetAnswered(auto more);
 
   Requests requests_;
@@ -72,7 +72,7 @@ struct Session {
   RequestHistory history;
 
   bool had_leases_at_close = false;
-  PlanId told_plan;  // the last plan sent since its last profile; 0: none
+  PlanId told_plan;  // sent since the rank's last profile; 0: none
   // The death of a rank of the same job, of which this rank may not know yet.
   struct PeerDeath {
     Rank rank;
@@ -84,11 +84,11 @@ struct Session {
   std::optional<StepReport> last_step;
   Bytes hbm_peak;
   // How much of its GPU this rank holds outside its lease, by ranks' reports.
-  // Unset without a report, or if the use before there were ranks is unknown.
+  // Unset without a report, or if the GPU's use before its ranks is unknown.
   std::optional<Bytes> outside;
-  // Bytes copied since the session began: by step reports; by the use page,
-  // which also grows within a step; and the larger of both, counted for the
-  // GPU.
+  // Bytes copied since the session began. `copies_reported`: by step reports.
+  // `copies_seen`: by the use page, which also grows within a step.
+  // `copies_counted`: the larger of these, as counted for the GPU.
   Directions copies_reported = {0, 0}, copies_seen = {0, 0},
              copies_counted = {0, 0};
 

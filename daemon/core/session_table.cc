@@ -35,7 +35,7 @@ RequestHistory::Seen RequestHistory::Begin(RequestId id) {
   }
   if (id <= newest_forgotten_) return Seen::kForgotten;
   // Running requests are kept, but they are few: leases are limited by their
-  // pool, waiting leases by their quota, and profiles by the packet rate.
+  // pool, waiting leases by their quota, and profiles by ProfileLimits.
   ForgetAnswered([this](RequestId) {
     return requests_.size() >= kWindow || text_ > kMostText;
   });
@@ -177,8 +177,8 @@ absl::Status SessionTable::MayAttach(const Session& session,
     if (other.hello.world_size != hello.world_size ||
         other.hello.local_ranks != hello.local_ranks) {
       return absl::InvalidArgumentError(fmt::format(
-          "rank {} says job {} has {} ranks, {} here; rank {} said {}, {}: "
-          "choose another job name, or end it",
+          "rank {} says job {} has {} ranks, {} on this node, but rank {} said "
+          "{} and {}: choose another job name, or end that job",
           hello.rank.value(), hello.job, hello.world_size, hello.local_ranks,
           other.hello.rank.value(), other.hello.world_size,
           other.hello.local_ranks));
@@ -301,7 +301,7 @@ void SessionTable::TouchAll() {
   }
 }
 
-// Checks the list of half-open sessions, and that no two ranks have one slot.
+// Checks the list of half-open sessions, and that no two ranks share a slot.
 void SessionTable::CheckInvariants() const {
   std::set<int> slots;
   size_t half_open = 0;

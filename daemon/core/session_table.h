@@ -33,7 +33,6 @@ class SessionTable {
   const Rows& rows() const { return rows_; }
   Rows::const_iterator begin() const { return rows_.begin(); }
   Rows::const_iterator end() const { return rows_.end(); }
-  // Returns null if there is no such session.
   const Session* Find(SessionId id) const { return FindOrNull(rows_, id); }
   const Session& at(SessionId id) const { return rows_.at(id); }
   Session& Edit(SessionId id) { return rows_.Edit(id); }
@@ -78,9 +77,8 @@ class SessionTable {
   // half-open -> attached. ResourceExhausted: no slot is free for a rank.
   absl::Status Attach(Session& session, const HelloRequest& hello,
                       absl::Time now);
-  // -> closed.
   void Close(Session& session);
-  // closed -> gone.
+  // REQUIRES: the session is closed.
   void Drop(SessionId id, absl::Time now);
   // Returns the other, closed rank sessions of the same process.
   std::vector<SessionId> ClosedBeside(const Session& session) const;
@@ -139,13 +137,12 @@ class SessionTable {
   const NodeConfig& config_;
   Journal& journal_;
   Rows rows_;
-  // The oldest is first, and has the next deadline.
+  // The oldest session is first, and has the next deadline.
   std::set<SessionId> half_open_;
   std::set<SessionId> to_tell_;  // sessions that have deaths_to_tell
 };
 
-// Decides when a daemon ends that was started for one user: after its last
-// rank.
+// Decides when a daemon with --end-after-idle ends.
 class IdleEnd {
  public:
   // The wait for the first rank: the program that started the daemon may need

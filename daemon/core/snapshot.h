@@ -141,7 +141,7 @@ struct Snapshot {
   uint64_t events_from = 0;
   int sessions = 0, half_open = 0;
   size_t extents = 0;
-  // The service, not policy, fills in the fields from here on.
+  // The service, not policy, fills in the fields from here to `quotas`.
   uint64_t log_lines_dropped = 0, log_lines_suppressed = 0;
   size_t descriptors_closing = 0;  // from clients, not closed yet
   // The kind of pinned host memory ("HOST_NUMA", "memfd"), and why the better

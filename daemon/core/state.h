@@ -78,7 +78,6 @@ struct LingeringState {
   bool operator==(const LingeringState&) const = default;
 };
 
-// A principal that has a holder or an extent.
 struct PrincipalState {
   PrincipalId id;
   // When its last process ended; InfiniteFuture while it has one.
@@ -109,7 +108,6 @@ struct LedgerState : LedgerRest {
 };
 
 // --- joint planning
-// An attached rank, as planning knows it.
 struct AttachedRank {
   JobKey job;
   Rank rank;

@@ -19,7 +19,7 @@
 namespace sluice::daemon {
 
 // Why a lease was refused. In this enum and the following ones, the values are
-// in the order of their names, as metrics list them.
+// in alphabetical order, as metrics list them.
 enum class RefusedBy { kBudget, kDevice, kDrain, kExtents, kPool, kQueue };
 template <>
 struct EnumNames<RefusedBy> {
@@ -64,8 +64,8 @@ struct ExtentCounts {
   uint64_t reused = 0;
 };
 
-// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last bucket
-// counts the rest. daemon/metrics adds them up, as Prometheus expects.
+// counts[i] observations were in (bounds[i - 1], bounds[i]]; the last count has
+// no upper bound. daemon/metrics adds counts up, as Prometheus expects.
 class Histogram {
  public:
   explicit Histogram(std::vector<double> bounds)
@@ -119,7 +119,6 @@ class JobSeries {
   static constexpr size_t kMost = 256;
   static constexpr absl::Duration kKept = absl::Minutes(5);
 
-  // Call when a session of the job begins.
   void Began(const JobKey& job, absl::Time now);
   // Call when the job's last session has ended.
   void Ended(const JobKey& job, absl::Time now);

@@ -132,7 +132,7 @@ void WaitingQueue::Release(
     absl::FunctionRef<Rights(const Waiter&)> rights,
     absl::FunctionRef<Turn(const Waiter&)> take_turn,
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
-  // Set when a lease of this pass changed in a way that may free later ones.
+  // Set when a lease has changed, in this pass, so that later leases may go on.
   bool wake = TakeWakeAll();
   if (!wake && !woken.any() && now < NextDeadline()) return;
   const absl::Time before = std::exchange(released_at_, now);

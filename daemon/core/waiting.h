@@ -41,7 +41,8 @@ struct Waiter {
   JobKey job;
   // If the lease waits for a plan, `deadline` is the end of that wait.
   absl::Time since, deadline;
-  // When to try again if time ends the lack; InfinitePast: an event ends it.
+  // When the lease gets a turn without an event, because its user may make more
+  // extents by then; InfinitePast: it waits for events only.
   absl::Time again = absl::InfinitePast();
   bool for_plan = false;
   bool operator==(const Waiter&) const = default;
@@ -51,8 +52,8 @@ struct EnumNames<Waiter::Lacks> {
   static constexpr std::string_view kNames[] = {"pool", "user", "job"};
 };
 
-// Whether a request may pass leases that wait for its pool: with `reserved`
-// those of other users, with `promised` those of other jobs.
+// Whether a request may pass leases that wait for its pool: with `reserved` the
+// leases of other users, with `promised` the leases of other jobs.
 struct Rights {
   bool reserved = false;  // fits its user's reservation
   bool promised = false;  // fits what its job's plan promises
@@ -87,9 +88,9 @@ class WaitingQueue {
     bool operator==(const Saved&) const = default;
   };
 
-  // ResourceExhausted: the principal, or all together, have reached the limit
-  // of waiting leases. Leases that wait for plans do not count, because each
-  // session has at most one.
+  // ResourceExhausted: the principal has, or all principals together have,
+  // reached the limit of waiting leases. Leases that wait for plans do not
+  // count, because each session has at most one.
   absl::Status MayJoin(const Principal& who, const WaitLimits& limits) const;
   void Join(Waiter waiter) {
     const PlaceInLine place{next_++};
@@ -131,7 +132,6 @@ class WaitingQueue {
   bool TakeWakeAll() { return std::exchange(wake_all_, false); }
   absl::Time NextDeadline() const;
 
-  // Returns the leases that wait for plans, in order.
   const std::set<PlaceInLine>& for_plans() const { return for_plans_; }
   // REQUIRES: the lease waits for a plan.
   void TryAgainAt(const PlaceInLine& place, absl::Time again) {

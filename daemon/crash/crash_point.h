@@ -44,7 +44,7 @@ struct CrashPoint {
 inline std::atomic<void (*)(std::string_view name)> crash_watcher = nullptr;
 
 // The number of attached ranks, set by the service, so that a watcher can kill
-// only a daemon that has some.
+// only a daemon that has ranks.
 inline std::atomic<int> crash_ranks = 0;
 
 inline void Pass(CrashPoint point) {

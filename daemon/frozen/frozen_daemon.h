@@ -1,9 +1,9 @@
 // A daemon that keeps what jobs hold, grants nothing, and reports why.
 //
-// A start is frozen if it cannot take over what an earlier daemon left (another
-// version's state, a damaged one, missing memory), or if too many daemons died.
-// If the daemon ended instead, it would be restarted again and again; if it
-// started without the state, every job would end. A frozen daemon reads no
+// A start is frozen if it cannot take over what an earlier daemon left (a state
+// of another version, a damaged state, missing memory), or if too many daemons
+// died. If the daemon ended instead, it would be restarted again and again; if
+// it started without the state, every job would end. A frozen daemon reads no
 // request of a rank, opens no device and changes nothing of what is kept, so
 // the cause of the fault cannot harm it.
 //
@@ -35,7 +35,7 @@ class FrozenDaemon {
     std::string runtime_dir;
     std::string session_dir;
     Starter starter;    // `stored` has the descriptors to keep
-    UniqueFd listener;  // from TakeHandedListener; empty: the kept one
+    UniqueFd listener;  // from TakeHandedListener; empty: the kept socket
     const Clock* clock = nullptr;  // outlives the daemon
   };
   // Tells the starter that the daemon is up, and why it is frozen.

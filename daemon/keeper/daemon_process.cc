@@ -188,7 +188,7 @@ RestartPolicy::Verdict RestartPolicy::Decide(const DaemonEnd& end, Of of,
     slow_ = false;
     return {.exit = {}, .pause = absl::ZeroDuration()};
   }
-  // The pause doubles with each further death until it is the longest one.
+  // The pause doubles with each further death, up to kLongestPause.
   const size_t extra = std::min<size_t>(deaths_.size() - kFreeDeaths - 1, 10);
   return {.exit = {},
           .pause = std::min(kLongestPause, kFirstPause * (1 << extra)),

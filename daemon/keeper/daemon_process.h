@@ -63,9 +63,10 @@ class DaemonProcess {
  public:
   // Starts argv[0] with $NOTIFY_SOCKET, $LISTEN_FDS, $LISTEN_FDNAMES, $FDSTORE
   // and $SLUICE_KEEPER_PID, in a process group of its own: a terminal's Ctrl-C
-  // reaches only the keeper, which forwards it. Blocked signals stay blocked
-  // until the daemon reads them and can remove its sockets. If the program
-  // cannot be run, the process writes a line to stderr; its status is 127.
+  // reaches only the keeper, which forwards it. Blocked signals stay blocked,
+  // so that none ends the daemon before it can remove its sockets. If the
+  // program cannot be run, the process writes a line to stderr; its status is
+  // 127.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& argv, const std::string& notify_socket,
       const KeptDescriptors& kept);

@@ -40,14 +40,15 @@ struct Arguments {
 };
 
 constexpr char kExamples[] = R"(Examples:
-  sluiced-keeper                              /run/sluice, every default
+  sluiced-keeper                              in /run/sluice, with defaults
   sluiced-keeper --runtime-dir /tmp/s -- --config sluiced.toml
   sluiced-keeper --runtime-dir /tmp/s --max-descriptors 8000 -- --driver sim
 
-What is behind -- is sluiced's. SIGTERM and SIGINT end both; SIGHUP, SIGUSR1
-and SIGUSR2 are handed on. A sluiced that dies, or that another process ends,
-is started again with all it had stored. If the keeper is killed, sluiced serves
-on, and its sessions end with it. Exit status: sluiced's; 2 bad input.)";
+Arguments after -- are sluiced's. SIGTERM and SIGINT end both programs; SIGHUP,
+SIGUSR1 and SIGUSR2 are forwarded. If sluiced dies, or another process ends it,
+it is started again with all that it had stored. If the keeper is killed,
+sluiced serves on, and its sessions end with it. Exit status: sluiced's; 2 bad
+input.)";
 
 absl::StatusOr<int64_t> Capacity(std::optional<int64_t> asked) {
   Starter next;
@@ -132,7 +133,7 @@ class Keeper {
         kept_.all().size());
   }
 
-  // Called after the start of the next daemon, which must not wait for this.
+  // The next daemon's start must not wait for this.
   void ReapEnded() {
     if (ended_) ended_->Reap();
     ended_.reset();
@@ -149,7 +150,7 @@ class Keeper {
     ppoll(polls.data(), polls.size(), &timeout, nullptr);
   }
 
-  // Reads a bounded number, so that an endless sender cannot delay signals.
+  // Reads a bounded number of messages, so that no sender can delay signals.
   void ReadMessages() {
     for (int i = 0; i < kMessagesPerTurn; ++i) {
       auto datagram = receiver_.Receive();
@@ -255,7 +256,7 @@ absl::StatusOr<int> Serve(const Arguments& arguments) {
 }
 
 int Fail(const absl::Status& status) {
-  // fmt::print throws if stderr is closed, but the exit status counts.
+  // fmt::print would throw if stderr is closed: the exit status would be lost.
   std::fputs(fmt::format("error: {}\n", std::string(status.message())).c_str(),
              stderr);
   return absl::IsInvalidArgument(status) || absl::IsAlreadyExists(status) ? 2
@@ -268,7 +269,7 @@ int Main(int argc, char** argv) {
       "sluiced-keeper: starts sluiced, holds its memory and its sockets while "
       "it is not there, and starts it again. For nodes without systemd.");
   app.add_option("--runtime-dir", arguments.runtime_dir,
-                 "where the sockets are; sluiced's too")
+                 "where the sockets of both programs are")
       ->capture_default_str();
   cli::AddCount(app, "--max-descriptors", arguments.max_descriptors,
                 fmt::format("how many it holds at most (default: {}, or what "
@@ -277,7 +278,7 @@ int Main(int argc, char** argv) {
   app.add_option("--program", arguments.program,
                  "the daemon (default: sluiced, beside this program)");
   app.add_option("sluiced arguments", arguments.daemon,
-                 "behind --, handed on as they are");
+                 "after --, passed on unchanged");
   app.footer(kExamples);
   app.name("sluiced-keeper");
   const auto done = cli::Parse(app, {argv + 1, argv + argc});

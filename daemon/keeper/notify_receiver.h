@@ -46,8 +46,8 @@ class NotifyReceiver {
     bool whole = true;          // false: truncated, or descriptors are missing
   };
 
-  // Makes a socket at `path` that only this user may write to. It replaces a
-  // file at `path`, so the caller must have the folder's lock.
+  // Makes a socket at `path` that only this user may write to. Replaces a file
+  // at `path`. REQUIRES: the caller has a RuntimeLock on the folder.
   static absl::StatusOr<NotifyReceiver> Bind(const std::string& path);
   ~NotifyReceiver();
   NotifyReceiver(NotifyReceiver&&) = default;

@@ -30,9 +30,10 @@
 namespace sluice::daemon {
 namespace {
 
-// Limits of a whole request, from the connection's begin, and a whole answer.
-// They are totals, so a client that sends a byte per second gains nothing.
+// The limit of a whole request, from the connection's begin: a client that
+// sends a byte per second gains nothing.
 constexpr absl::Duration kReadLimit = absl::Seconds(2);
+// The limit of a whole answer.
 constexpr absl::Duration kWriteLimit = absl::Seconds(5);
 // After its answer, a peer may still send this many bytes for this long.
 constexpr size_t kMaxThrownAway = 1 << 20;
@@ -51,12 +52,12 @@ absl::StatusOr<gid_t> GroupOf(const std::string& name) {
   getgrnam_r(name.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (found != nullptr) return found->gr_gid;
   return absl::NotFoundError(
-      fmt::format("socket_group in [http] is '{}', and there is no such group: "
-                  "make it (groupadd), or name another",
+      fmt::format("[http] socket_group '{}' does not exist: create that group "
+                  "(groupadd), or name another",
                   name));
 }
 
-// Returns the socket's address. IPv4 addresses fit, with the port in its place.
+// Returns the socket's address; an IPv4 one has its port in the same place.
 sockaddr_in6 BoundTo(const UniqueFd& socket) {
   sockaddr_in6 address = {};
   socklen_t size = sizeof(address);
@@ -126,8 +127,8 @@ absl::StatusOr<UniqueFd> ListenOnUnix(const std::string& path,
   // Group and mode are set before `listen`: until then no client can connect.
   if (bound && lchown(path.c_str(), static_cast<uid_t>(-1), gid) != 0) {
     return absl::PermissionDeniedError(fmt::format(
-        "the daemon's user may not give {} to the group '{}' ({}): make it a "
-        "member, or change socket_group in [http]",
+        "the daemon's user may not give {} to the group '{}' ({}): make the "
+        "user a member, or change socket_group in [http]",
         path, group, strerror(errno)));
   }
   if (!bound || chmod(path.c_str(), group.empty() ? 0600 : 0660) != 0 ||
@@ -151,7 +152,7 @@ struct Connection {
   std::shared_ptr<const std::string> answer = nullptr;
   size_t done = 0;  // bytes sent; while ending, bytes discarded
 
-  // Reads and writes what the socket has room for.
+  // Reads or writes as much as the socket allows without waiting.
   void Go(absl::Time now) {
     std::array<char, 4096> input;
     while (state != State::kWaiting) {
@@ -182,7 +183,7 @@ struct Connection {
     if (now < deadline || state == State::kWaiting) return;
     if (state != State::kReading) return socket.Reset();
     Refuse(kHttpTimeout,
-           fmt::format("the request was not there after {:g} s",
+           fmt::format("the request was not complete after {:g} s",
                        absl::ToDoubleSeconds(kReadLimit)),
            now);
   }
@@ -337,7 +338,7 @@ class Server final : public HttpServer {
     }
   }
 
-  // Answers all waiting requests from one snapshot, taken after the last one.
+  // Answers all waiting requests from one snapshot, taken after they arrived.
   // So a flood of requests costs the loop at most one snapshot per kTick.
   void AnswerWaiting(absl::Time now) {
     if (now < next_pages_) return;
@@ -404,8 +405,7 @@ std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes) {
     return refused(kHttpNotAllowed, "only GET and HEAD are served");
   }
   if (!words[1].starts_with('/')) {
-    return refused(kHttpBadRequest,
-                   "what is asked for is no path such as /metrics");
+    return refused(kHttpBadRequest, "the request's path does not begin with /");
   }
   return HttpRequest{words[1].substr(0, words[1].find_first_of("?#")),
                      words[0] == "HEAD"};

@@ -38,8 +38,8 @@ struct HttpRequest {
 std::optional<HttpRequest> ReadHttpRequest(std::string_view bytes);
 std::string HttpAnswer(const Page& page);
 
-// Checks both settings; empty strings are valid. InvalidArgument: `listen` is
-// neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: no such group.
+// Checks two settings of [http]; each may be empty. InvalidArgument: `listen`
+// is neither "ADDRESS:PORT" nor "[ADDRESS]:PORT". NotFound: no such group.
 absl::Status CheckHttpSockets(const std::string& listen,
                               const std::string& group);
 
@@ -51,7 +51,7 @@ struct HttpOptions {
   UniqueFd left = {};
 };
 
-// Thread safety: one thread; `listener` may be called on any.
+// Thread safety: one thread; `listener` may be called on any thread.
 class HttpServer {
  public:
   // The interval of retrying a TCP port that another program holds.
@@ -63,13 +63,13 @@ class HttpServer {
   virtual void Serve(PageSources sources) = 0;
   virtual TcpListener listener() const = 0;
   // Calls `listening` with the TCP socket, which the server keeps: at once if
-  // the server listens already, else on the server's thread when it does.
+  // the server listens already, else on the server's thread when it begins to.
   virtual void WhenListening(std::function<void(int fd)> listening) = 0;
 };
 
 // Starts the server, which answers 503 until Serve. A TCP port that another
-// program has is tried again until it is free (`listener` says why it is not).
-// Errors as CheckHttpSockets; PermissionDenied: the group may not be set.
+// program has is tried again until it is free (TcpListener::fault). Errors as
+// CheckHttpSockets; PermissionDenied: the group may not be set.
 absl::StatusOr<std::unique_ptr<HttpServer>> StartHttpServer(
     HttpOptions options);
 

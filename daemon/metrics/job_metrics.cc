@@ -180,7 +180,7 @@ void AddJobs(const Snapshot& from, Families& to) {
   for (const auto& [label, job] : jobs) {
     to.HistogramValue(LabelsOf(label), job.stats.step_seconds);
   }
-  counter("sluice_job_steps_total", "Steps reported, every rank's counted.",
+  counter("sluice_job_steps_total", "Steps reported, summed over local ranks.",
           [](const JobSums& job) { return job.stats.steps; });
   counter("sluice_job_tokens_total", "Tokens trained on by local ranks.",
           [](const JobSums& job) { return job.stats.tokens; });
@@ -194,7 +194,7 @@ void AddJobs(const Snapshot& from, Families& to) {
       {"sluice_job_late_copies_total",
        "A job's copies whose grant came after compute needed them."},
       {"sluice_job_late_copy_seconds_total",
-       "Time for which a late copy of a job waited for its grant, over ranks."},
+       "Time that a job's late copies waited for grants, summed over ranks."},
       [&](const auto& each) {
         for (const auto& [label, job] : jobs) {
           each(LabelsOf(label), job.stats.late);
@@ -210,11 +210,11 @@ void AddJobs(const Snapshot& from, Families& to) {
            if (gpu.weight) show({}, *gpu.weight);
          });
   of_plan("sluice_job_plan_bytes_per_second",
-          "What a job's plan copies while a layer runs, where that is most.",
+          "The highest rate at which a job's plan copies, while a layer runs.",
           [](const PlanCopies& plan, int d) { return plan.demand.rates[d]; });
   of_plan("sluice_job_promised_bytes_per_second",
-          "What of that the links promise beside others; the rest runs by fair "
-          "shares.",
+          "The part of a job's plan rate that links promise; the rest gets "
+          "fair shares.",
           [](const PlanCopies& plan, int d) { return plan.promised[d]; });
   of_plan("sluice_job_plan_step_bytes",
           "What a job's plan copies in all of its layers, forward and backward "

@@ -109,7 +109,7 @@ void AddLate(FamilyText copies, FamilyText seconds, const auto& for_each_series,
   each(seconds, [](const LateCopies& l) { return l.seconds; });
 }
 
-// Adds pools, waiting leases, copies, links and the limits of users.
+// Adds pools, waiting leases, copies, links, budgets and quotas.
 void AddNode(const Snapshot& from, Audience audience, Families& to);
 // Adds series by job and user, for operators only. REQUIRES: `from.stats`.
 void AddJobs(const Snapshot& from, Families& to);

@@ -47,13 +47,13 @@ void AddPools(const Snapshot& from, Families& to) {
   for (const GpuSnapshot& gpu : from.gpus) {
     AddStates(GpuLabels(gpu.gpu), gpu.pool, to);
   }
-  gpus("sluice_gpu_usable", "1, or 0: the GPU was not usable at the start.",
+  gpus("sluice_gpu_usable", "1; 0 for a GPU that was faulty at the start.",
        [](const GpuSnapshot& gpu) { return gpu.gpu.fault.empty() ? 1 : 0; });
   gpus("sluice_pool_kept_bytes",
        "The part of the free memory that exists as idle extents.",
        [](const GpuSnapshot& gpu) { return Count(gpu.pool.kept); });
   gpus("sluice_pool_reserved_bytes",
-       "The part of the free memory that is reserved for users or jobs.",
+       "The part of the free memory that is reserved for users.",
        [](const GpuSnapshot& gpu) { return Count(gpu.pool.reserved); });
   to.Add("sluice_host_pool_bytes",
          "Pinned host memory of a NUMA node's pool by state.",
@@ -68,7 +68,7 @@ void AddPools(const Snapshot& from, Families& to) {
         "The part of the free host memory that exists as idle extents.",
         &PoolSnapshot::kept);
   hosts("sluice_host_pool_reserved_bytes",
-        "The part of the free host memory reserved for users or jobs.",
+        "The part of the free host memory that is reserved for users.",
         &PoolSnapshot::reserved);
   hosts("sluice_host_pool_ready_bytes",
         "The part of the free host memory that was made ahead of leases.",
@@ -119,7 +119,7 @@ void AddLateOfGpus(const Snapshot& from, Families& to) {
       {"sluice_late_copies_total",
        "Copies whose grant came after compute needed them."},
       {"sluice_late_copy_seconds_total",
-       "Time for which a late copy waited for its grant, over ranks."},
+       "Time that late copies waited for grants, summed over ranks."},
       [&](const auto& add) {
         for (size_t i = 0; i < from.gpus.size(); ++i) {
           add(GpuLabels(from.gpus[i].gpu), from.stats->gpus[i].late);
@@ -194,7 +194,7 @@ void AddQuotas(const QuotasSnapshot& from, Audience audience, Families& to) {
        MetricType::Gauge, [&](Resource what, size_t i) {
          return limit(what, from.shares[i].each);
        });
-  each("sluice_quota_refusals_total", "Requests refused by these limits.",
+  each("sluice_quota_refusals_total", "Requests refused by a quota.",
        MetricType::Counter, [&](Resource what, size_t i) {
          return limit(what, static_cast<int64_t>(from.refused[i]));
        });

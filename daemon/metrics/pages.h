@@ -44,7 +44,7 @@ struct PageSources {
 class PageMaker {
  public:
   // `sources` is null while the daemon starts: then the status page has no
-  // data, and every other page is 503.
+  // data, and the other pages are 503.
   explicit PageMaker(std::shared_ptr<const PageSources> sources);
 
   Page Make(const std::string& path, Audience audience);

@@ -77,7 +77,7 @@ void AddService(const Snapshot& from, Families& to) {
   const TcpListener& http = from.http;
   if (!http.address.empty()) to.Value({}, http.fault.empty() ? 1 : 0);
   to.Counter("sluice_log_lines_dropped_total",
-             "Lines that are not in the log because nobody read it.",
+             "Lines that are not in the log because stderr was not read.",
              from.log_lines_dropped);
   to.Counter("sluice_log_lines_suppressed_total",
              "Lines that are not in the log because one user caused too many.",

@@ -137,7 +137,7 @@ function show(s) {
       w.in_front + " in front" : "")]]), "No lease waits.");
   table("Held without a session", ["process", ["command"], "user", "GPU memory",
     "host memory"], s.holders.map(h => [h.pid, [h.command], h.uid,
-      bytes(h.gpu_bytes), bytes(h.host_bytes)]), "No process does.");
+      bytes(h.gpu_bytes), bytes(h.host_bytes)]), "No process.");
   table("Copies", [["job"], "rank", "weight", "plan to the GPU",
     "plan from the GPU", "late to the GPU", "late from the GPU"],
     s.jobs.flatMap(j => j.ranks.map(r => [[j.name], r.rank, num(r.weight, 2),
@@ -155,7 +155,7 @@ function show(s) {
     "host limit"], s.budgets.map(b => [[b.job === null ? "user " +
       user(b) : "job " + b.job], b.uid, bytes(b.gpu_used_bytes),
       bytes(b.gpu_limit_bytes), bytes(b.host_used_bytes),
-      bytes(b.host_limit_bytes)]), "Nobody holds memory.");
+      bytes(b.host_limit_bytes)]), "No user holds memory.");
   table("Plans", ["plan", ["job"], "solved in", "alpha", "GPU transient peak",
     "host a rank", ["says"]], s.plans.slice().reverse().map(p => [p.id,
       [p.job], span(p.seconds),

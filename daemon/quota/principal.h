@@ -16,10 +16,10 @@
 
 namespace sluice::daemon {
 
-// Read from the kernel (SO_PEERCRED, /proc/PID/cgroup), never from a message.
+// A principal as the kernel reports it (SO_PEERCRED, /proc/PID/cgroup).
 struct Principal {
   uint32_t uid = 0;
-  std::string cgroup;  // empty: a cgroup that no prefix matches
+  std::string cgroup;  // empty if CgroupCut has no prefix for it
   auto operator<=>(const Principal&) const = default;
 };
 
@@ -30,7 +30,7 @@ std::string Name(const Principal& principal);
 // leaves: true for a user, and for a Slurm job, because the same user's next
 // job may; false for a pod, because many pods often share one user.
 bool HasHeir(const Principal& principal);
-// Returns whether `to` may get what `from` leaves.
+// Returns whether `to`, another principal, may get what `from` leaves.
 bool Inherits(const Principal& from, const Principal& to);
 
 // Cuts a process's cgroup to the part that identifies its principal.

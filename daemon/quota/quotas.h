@@ -78,7 +78,7 @@ struct QuotasSnapshot {
   Shares shares = {};
   Amounts used = {};  // of all together
   std::array<uint64_t, kResources> refused = {};
-  std::vector<std::pair<Principal, Amounts>> users;  // those that have any
+  std::vector<std::pair<Principal, Amounts>> users;
 };
 
 // Returns ResourceExhausted in one line: the amount, the limit, what to do.
@@ -89,7 +89,7 @@ class Quotas {
  public:
   explicit Quotas(Shares shares) : shares_(shares) {}
 
-  // Takes `amount`. Errors as of TooMuch and NoRoom.
+  // Takes `amount`. Errors of TooMuch and NoRoom.
   absl::Status Ask(const Principal& who, Resource what, int64_t amount = 1);
   // Returns what Ask would return, and takes nothing.
   absl::Status May(const Principal& who, Resource what,

@@ -4,7 +4,7 @@
 // otherwise a signal would end the process at once and leave its sockets
 // behind.
 //
-// Thread safety: call BlockSignals before there are threads; the rest is safe.
+// Thread safety: any thread, but BlockSignals before there are other threads.
 #pragma once
 
 #include <signal.h>
@@ -24,8 +24,8 @@ void BlockSignals();
 absl::StatusOr<UniqueFd> OpenSignals();
 bool IsEndingSignal(int signal);
 
-// Raises the soft limit of open files to the hard limit, and returns it, at
-// most 2^20. It is also the kernel's limit of descriptors in flight.
+// Raises the soft limit of open files to the hard limit, and returns the new
+// limit, at most 2^20. The kernel limits descriptors in flight by it too.
 int64_t RaiseDescriptorLimit();
 
 // Returns the path of this program, where a later version may be by now.

@@ -1,5 +1,5 @@
-// A daemon's files in its runtime directory, which are removed when its start
-// fails or its service ends.
+// Checks whether a directory may be trusted, locks it, and removes what this
+// process made in it when a start fails or the service ends.
 //
 // Thread safety: none needed; each object belongs to one thread.
 #pragma once
@@ -26,9 +26,9 @@ absl::Status MakeOwnDirectory(const std::string& directory,
                               const std::string& what,
                               const std::string& chosen_by);
 
-// A locked file, so that no other daemon serves in the directory. The kernel
-// releases the lock however the process ends. The daemon also locks the
-// directory itself, so its lock stays effective if the file is removed.
+// A locked file, so that a second process of the program does not serve in the
+// directory. The kernel releases the lock however the process ends. The daemon
+// also locks the directory itself, in case the file is removed.
 class RuntimeLock {
  public:
   struct Of {
@@ -37,7 +37,7 @@ class RuntimeLock {
     bool locks_folder;  // excludes all other programs that lock the folder
   };
   // Makes the directory. InvalidArgument: it cannot be made, or is not safe
-  // (CheckOwnDirectory). AlreadyExists: another daemon has the lock.
+  // (CheckOwnDirectory). AlreadyExists: another process has the lock.
   static absl::StatusOr<RuntimeLock> Take(const std::string& directory,
                                           const Of& of = {"lock", "sluiced",
                                                           true});

@@ -64,7 +64,7 @@ class Arena {
   // Waits for at most one device call per node.
   ~Arena() ABSL_NO_THREAD_SAFETY_ANALYSIS;
 
-  // Returns ready memory; nullopt if there is none or `size` is not standard.
+  // Returns ready memory; nullopt if there is none of this size.
   std::optional<ExportedMemory> Take(PoolId pool, Bytes size);
   // Releases all ready memory, and makes no more until Refill. Returns whether
   // there was any.
@@ -105,7 +105,7 @@ class Extents {
   static constexpr absl::Duration kTellEvery = absl::Milliseconds(250);
 
   // The pointers must outlive this object. `made` is called on the loop's
-  // thread when made extents are kept.
+  // thread when made extents are kept for the next daemon.
   Extents(device::Driver* driver, Arena* arena, Loop* loop, Handover* handover,
           Made made, absl::Duration patience = kPatience);
 
@@ -133,15 +133,15 @@ class Extents {
     absl::StatusOr<ExportedMemory> made{};  // the last try
     absl::Time deadline = {};               // of tries
   };
-  // mutex_ guards the members up to `works`; the rest belongs to the thread.
+  // mutex_ guards the members up to `works`; only the thread uses the others.
   struct Lane {
     std::deque<ExportedMemory> unwanted;
     FairQueue<PrincipalId, Wanted> wanted;
-    bool works = false;  // a task for it is queued or runs
+    bool works = false;  // a task for this lane is queued or runs
     std::vector<Wanted> waiting;
     std::vector<Wanted> made;  // not reported yet
     absl::Time made_since;
-    std::unique_ptr<TaskThread> thread;  // last: its tasks use the rest
+    std::unique_ptr<TaskThread> thread;  // last: its tasks use the others
   };
   struct Kept {
     ExportedMemory memory;
@@ -152,7 +152,7 @@ class Extents {
   // These five run on the lane's thread.
   void Work(Lane& lane);
   void MakeOne(Lane& lane, PrincipalId who, Wanted wanted);
-  // If the device has no room, releases ready extents first.
+  // If the device has no room, releases ready extents and tries once more.
   absl::StatusOr<ExportedMemory> Create(const Wanted& wanted);
   void Retry(Lane& lane);
   void RetryLater(Lane& lane);

@@ -46,7 +46,6 @@ absl::Status CheckPage(const UniqueFd& fd, size_t size, const char* name) {
                   file.st_size, size));
 }
 
-// Maps a page that GrantPages::Unmap unmaps.
 template <typename Page>
 absl::StatusOr<Page*> MapPage(const UniqueFd& fd) {
   void* const page = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE,
@@ -206,7 +205,7 @@ std::map<int, GrantPolicy::Needs> GrantPages::ReadNeeds(absl::Time now) const {
       const uint64_t up_to = use.due_bytes[d].load(std::memory_order_acquire);
       if (up_to == 0) continue;
       // The rank writes due_ns before due_bytes, so `at` is the deadline of the
-      // copy that ends at `up_to`, or of a later one. By the deadline of an
+      // copy that ends at `up_to`, or of a later one. With the deadline of an
       // earlier copy, which may have passed, the copy would count as late.
       const uint64_t at = use.due_ns[d].load(std::memory_order_relaxed);
       needs[slot][d] = {

@@ -32,7 +32,7 @@
 
 namespace sluice::daemon {
 
-// Thread safety: Attach and Detach from one thread.
+// Thread safety: any thread, but one thread attaches and detaches slots.
 class GrantPages {
  public:
   static constexpr absl::Duration kRefill = absl::Milliseconds(2);
@@ -47,7 +47,7 @@ class GrantPages {
       UniqueFd kept = UniqueFd());
   ~GrantPages();
 
-  // Returns the new use page of a rank. The heartbeat is fresh then.
+  // Writes a heartbeat, and returns the new use page of a rank.
   absl::StatusOr<UniqueFd> Attach(int slot, int link,
                                   const GrantSharer& sharer = {});
   // Attaches a rank of an earlier daemon, with its use page.
@@ -58,7 +58,7 @@ class GrantPages {
   void UseLinks(std::vector<LinkSpeed> links);
   void Promise(int slot, const CopyRates& rates);
   void Hold(int slot, bool holds);
-  // These return each slot's sums as of the last refill.
+  // Used and Late return each slot's sums as of the last refill.
   std::map<int, Directions> Used();
   std::map<int, LateDirections> Late();
   // How often the heartbeat was older than kGrantStaleAfter while ranks were

@@ -38,7 +38,7 @@ absl::Status InFlight::Take(int socket, const Principal& who, int count,
     may = quotas_->May(who, Resource::kInFlight, count);
   }
   if (!may.ok() && quotas_->used(who, Resource::kInFlight) > 0) {
-    return ShortOf(Shortage::kOpenFiles, "others leave no room");
+    return ShortOf(Shortage::kOpenFiles, "other peers leave no room");
   }
   quotas_->Charge(who, Resource::kInFlight, count);
   of.count += count;

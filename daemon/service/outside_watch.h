@@ -33,7 +33,7 @@ class OutsideWatch {
   static constexpr absl::Duration kAskEvery = absl::Milliseconds(250);
   static constexpr absl::Duration kFirst = absl::Seconds(2);
 
-  // These must outlive this object; `known` runs on the loop's thread.
+  // The pointers must outlive this object; `known` runs on the loop's thread.
   OutsideWatch(device::Driver* driver, const NodeConfig& node, Loop* loop,
                std::function<void(HeldOutside)> known);
 
@@ -66,7 +66,7 @@ class OutsideWatch {
   bool asking_ = false;
   bool held_ = false;            // memory was held outside at the last answer
   std::set<std::string> fails_;  // places that did not answer last time
-  TaskThread thread_;            // last: its tasks use the rest
+  TaskThread thread_;            // last: its tasks use the others
 };
 
 }  // namespace sluice::daemon

@@ -63,8 +63,9 @@ absl::Status WhyItFailed(int status, const UniqueFd& errors) {
       WIFSIGNALED(status)
           ? fmt::format("the plan worker was killed by signal {}",
                         WTERMSIG(status))
-          : fmt::format("the plan worker ended with status {} and no word",
-                        WEXITSTATUS(status)));
+          : fmt::format(
+                "the plan worker ended with status {}, without a message",
+                WEXITSTATUS(status)));
 }
 
 std::vector<plan::RankProfile> ProfilesOf(const SolvePlan& question) {
@@ -159,7 +160,7 @@ absl::Status PlanSolver::Run::Start(const WorkerOptions& worker) {
   SpawnOptions options{.name = "the plan worker " + worker.path,
                        .blocked = {SIGUSR1},
                        .signals = SpawnOptions::Signals::kDefault};
-  // Duplicates get high numbers: a number in the worker may be in use here.
+  // Duplicates get high numbers: the worker's numbers may be in use here.
   std::vector<UniqueFd> high;
   const std::pair<const UniqueFd*, int> files[] = {{&in, kWorkerIn},
                                                    {&end, kWorkerOut},

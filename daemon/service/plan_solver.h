@@ -7,9 +7,10 @@
 // policy, which calls Stop.
 //
 // At most kMostWorkers run at a time, and kMostOfAUser for one user. FairQueue
-// orders the waiting ones by the seconds that each user's workers have run.
-// While any wait, SIGUSR1 tells a worker at the end of its turn (kTurn) to
-// write its first plan, which is valid, but maybe not proved optimal.
+// orders the waiting questions by the seconds that each user's workers have
+// run. While a question waits, SIGUSR1 tells a worker at the end of its turn
+// (kTurn) to write its first plan, which is valid, but maybe not proved
+// optimal.
 //
 // Thread safety: loop's thread only.
 #pragma once

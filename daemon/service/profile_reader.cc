@@ -44,7 +44,7 @@ absl::StatusOr<ProfileWithHash> Decode(const UniqueFd& memfd,
   SLUICE_ASSIGN_OR_RETURN(const std::string bytes, wire::FromMemfd(memfd));
   if (CountValues(bytes) > most_values) {
     return absl::InvalidArgumentError(fmt::format(
-        "a profile of {} bytes with more than {} values (a buffer has five): "
+        "the profile of {} bytes has more than {} values (a buffer has five): "
         "record fewer segments",
         bytes.size(), most_values));
   }
@@ -107,7 +107,7 @@ absl::Status ProfileReader::Read(SessionId session, RequestId request,
   if (fstat(memfd.get(), &info) != 0) return ErrnoStatus(errno, "fstat");
   if (info.st_size > limits_.encoded.count()) {
     return absl::InvalidArgumentError(fmt::format(
-        "a profile of {} bytes, and the limit is {}: record fewer segments",
+        "the profile has {} bytes, and the limit is {}: record fewer segments",
         info.st_size, limits_.encoded.count()));
   }
   const auto full = [](const std::string& whose, size_t waiting, size_t most) {
@@ -133,8 +133,8 @@ absl::Status ProfileReader::Read(SessionId session, RequestId request,
   return absl::OkStatus();
 }
 
-// The next profile is chosen when this one is read, so that other work of the
-// codec thread gets a turn in between.
+// The next profile is chosen when the current one has been read, so that other
+// work of the codec thread gets a turn in between.
 void ProfileReader::Start() {
   if (busy_) return;
   auto next = queue_.Pop();

@@ -4,8 +4,8 @@
 // number per session and per user), while it is decoded (values, so that a
 // short text cannot become a large object), and while policy keeps it
 // (`profile_bytes` of the quotas). Profiles are decoded one at a time on the
-// codec thread; FairQueue shares its seconds (`codec_seconds`), and other work
-// gets a turn in between. A session's end drops its profiles.
+// codec thread; FairQueue shares the thread's seconds (`codec_seconds`), and
+// other work gets a turn in between. A session's end drops its profiles.
 //
 // Thread safety: loop's thread only. A profile may be dropped on any thread.
 #pragma once
@@ -28,7 +28,7 @@ namespace sluice::daemon {
 
 struct ProfileLimits {
   Bytes encoded = MiB(4);   // one profile
-  size_t values = 1 << 19;  // JSON values of one; a buffer has five
+  size_t values = 1 << 19;  // JSON values of a profile; a buffer has five
   size_t per_session = 4;   // waiting to be read
   size_t per_user = 256;    // waiting to be read
   size_t all = 1024;        // waiting to be read
@@ -39,13 +39,13 @@ class ProfileReader {
   using Done = std::function<void(SessionId, RequestId,
                                   absl::StatusOr<ProfileWithHash>)>;
 
-  // `loop` and `quotas` must outlive the reader, and `codec` must end before it
-  // (its tasks use the reader). `done` runs on the loop's thread.
+  // `loop` and `quotas` must outlive the reader. `codec` must end before the
+  // reader, because its tasks use the reader. `done` runs on the loop's thread.
   ProfileReader(Loop* loop, TaskThread* codec, Quotas* quotas, Done done,
                 ProfileLimits limits = {});
 
   // Moves `memfd`, which is sealed (wire::CheckMemfd), and calls `done` later.
-  // After a refusal (ResourceExhausted, InvalidArgument) it is not moved.
+  // Does not move `memfd` if it refuses (ResourceExhausted, InvalidArgument).
   absl::Status Read(SessionId session, RequestId request, const Principal& who,
                     UniqueFd& memfd);
   // Drops the session's profiles; `done` is not called.

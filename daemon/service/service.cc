@@ -63,8 +63,8 @@ constexpr absl::Duration kLongestForget = absl::Milliseconds(500);
 constexpr absl::Duration kLongestKeep = absl::Seconds(1);
 
 // Lowers the node's limits of sessions, extents, waiting leases and kept
-// profiles to what this process's descriptors allow. Each stays at least 1,
-// except for a rank's part of the extents.
+// profiles to those of `quotas` and `extents`. Each stays at least 1, except
+// for a rank's part of the extents.
 NodeConfig Bounded(NodeConfig node, const Quotas& quotas,
                    const Share& extents) {
   const Share& sessions = quotas.share(Resource::kSessions);
@@ -367,7 +367,7 @@ void Service::Expire() {
   if (end_at_ <= now) return loop_->Stop();
   if (EndOfIdleness() <= now) {
     idle_end_.reset();
-    WriteLog(LogLevel::kInfo, "no rank uses it any more");
+    WriteLog(LogLevel::kInfo, "no rank is attached any more");
     return End(Ending::kOfService);
   }
   if (heartbeat_at_ <= now) {
@@ -594,7 +594,7 @@ void Service::Do(AskHolders& effect) {
 
 void Service::LookForHolders() {
   if (!options_.find_holders || now() < look_for_holders_at_) return;
-  look_for_holders_at_ = absl::InfiniteFuture();  // it runs
+  look_for_holders_at_ = absl::InfiniteFuture();  // a search runs
   codec_->Run([this] {
     const absl::Duration before = CpuTimeOfThisThread();
     auto found = options_.find_holders();
@@ -770,7 +770,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
   ReadCopies();
   const Principal* const viewer = view.principal ? &*view.principal : nullptr;
   Snapshot snapshot = core_.TakeSnapshot(viewer, now());
-  if (view.observer) --snapshot.sessions;  // an observer is not counted
+  if (view.observer) --snapshot.sessions;  // without the observer that asks
   for (PoolSnapshot& host : snapshot.hosts) {
     host.ready = arena_->ready(NumaIndex(host.id.ordinal));
   }
@@ -850,8 +850,8 @@ void Service::OnReload() {
   if (options_.check.empty() || !handover_->saves()) {
     return WriteLog(
         LogLevel::kWarning,
-        "SIGHUP: the configuration is read at the start only, since nobody "
-        "keeps for another daemon what this one has: run it by systemd or "
+        "SIGHUP: the configuration is read at the start only, because no store "
+        "keeps for the next daemon what jobs hold: run sluiced by systemd or "
         "sluiced-keeper, or restart it when no job runs");
   }
   WriteLog(LogLevel::kInfo, "SIGHUP: the configuration is being checked");

@@ -5,7 +5,7 @@
 // long runs on other threads (README.md has the table), and its outcome comes
 // back as an event.
 //
-// Thread safety: one thread; administration() and KeepHttp on any.
+// Thread safety: one thread; administration() and KeepHttp on any thread.
 #pragma once
 
 #include <functional>
@@ -56,16 +56,16 @@ struct ServiceOptions {
   WorkerOptions worker;
   const Clock* clock = nullptr;  // CLOCK_MONOTONIC; must outlive the service
   Policy policy;                 // what administrators have set so far
-  Starter starter;               // from the starter of this process
+  Starter starter;               // what this process was started with
   UniqueFd listener;
-  std::vector<std::string> check;  // as of Reload; empty: SIGHUP is only logged
+  std::vector<std::string> check;  // for Reload; empty: SIGHUP is only logged
   // Returns all processes that hold memory of the node, on another thread.
   // Null: the device cannot report them (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
   // The metrics server's address; runs on the loop's thread. Null: no server.
   std::function<TcpListener()> http;
   std::optional<absl::Duration> end_after_idle;
-  int deaths = -1;  // kept for the next daemon; -1: none
+  int deaths = -1;  // the DeathRecord's descriptor, to be kept; -1: none
   // As Administration::Options::write_policy.
   std::function<absl::Status(const Policy&)> write_policy;
   std::function<std::string(const Snapshot&)> render;  // as JSON, for `Query`
@@ -82,9 +82,9 @@ class Service {
   void AnswerWhoWaited();
   // Serves until a signal or end_after_idle. REQUIRES: BlockSignals.
   void Run();
-  // Ends the threads after Run. Returns false if one is still in a device call
-  // or decodes after `patience`; then the process must call RemoveSocket and
-  // end at once.
+  // Ends the threads after Run. Returns false if a thread is still in a device
+  // call or decodes after `patience`; then the process must call RemoveSocket
+  // and end at once.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
   // Returns whether the end leaves what ranks hold to the next daemon.
@@ -126,9 +126,9 @@ class Service {
   absl::Time EndOfIdleness();
   absl::Time now() const { return loop_->now(); }
   void OnSignal();
-  // kForRanks (SIGTERM): what others hold is left to the next daemon if a rank
-  // is attached. kForAll (SIGHUP): it is left even if none is. kOfService:
-  // nothing is left, and ranks get a notice.
+  // kForRanks (SIGTERM): the state and memory are left to the next daemon if
+  // there are sessions of ranks. kForAll (SIGHUP): they are left in any case.
+  // kOfService: nothing is left, and ranks get a notice.
   enum class Ending { kForRanks, kForAll, kOfService };
   void End(Ending how);
   void OnReload();
@@ -187,8 +187,9 @@ class Service {
   int executing_ = 0;  // nesting depth, since an effect may cause others
   EventWriter events_;
   std::unique_ptr<Handover> handover_;
-  // Whether what is kept stays for the next daemon: after an end that hands
-  // over; before, if an earlier daemon left something, as the start may fail.
+  // Whether the kept descriptors stay for the next daemon if this one ends.
+  // During the start: whether an earlier daemon left any, because the start may
+  // fail. Since End: whether this daemon hands over.
   bool leaving_ = false;
   std::unique_ptr<Arena> arena_;
   std::unique_ptr<Extents> extents_;

@@ -28,11 +28,13 @@ absl::StatusOr<std::unique_ptr<SessionListener>> SessionListener::Open(
   const bool stays = static_cast<bool>(handed);
   UniqueFd kept = handover.Take(Handover::kListener), earlier;
   if (stays && !reached) {
-    WriteLog(LogLevel::kError,
-             fmt::format("nobody can connect, since {} was removed under who "
-                         "made it: systemctl stop sluiced.socket, and "
-                         "systemctl restart sluiced makes both again",
-                         options.path));
+    WriteLog(
+        LogLevel::kError,
+        fmt::format("no client can connect, because {} was removed, and "
+                    "sluiced did not make it: systemctl stop "
+                    "sluiced.socket, then systemctl restart sluiced, which "
+                    "makes both again",
+                    options.path));
   }
   if (stays && kept && !IsSameSocket(kept, handed)) {
     // The earlier daemon had made its own socket, which is not needed any more.

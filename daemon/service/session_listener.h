@@ -5,9 +5,9 @@
 // handed over or left.
 //
 // No connection is left without an answer. If no descriptor is free, the spare
-// one is used to refuse it in one line (SpareFd). If that fails too, or if too
-// many sockets wait to be closed, the socket is not polled for kPause, because
-// a waiting connection would wake the loop without end.
+// one (SpareFd) is used to refuse the connection in one line. If that fails
+// too, or if too many sockets wait to be closed, the socket is not polled for
+// kPause, because a waiting connection would wake the loop without end.
 //
 // Thread safety: loop's thread only.
 #pragma once
@@ -38,8 +38,9 @@ class SessionListener {
 
   struct Options {
     std::string path;
-    int mode = 0666;       // of a newly made socket
-    Loop* loop = nullptr;  // these three must outlive this
+    int mode = 0666;  // of a newly made socket
+    // `loop`, `closer` and `events` must outlive the listener.
+    Loop* loop = nullptr;
     Closer* closer = nullptr;
     EventWriter* events = nullptr;  // logs refusals; may be null
     Accepted accepted;

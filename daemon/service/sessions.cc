@@ -105,7 +105,7 @@ absl::Status Channel::SendOne(const Outgoing& out) {
 }
 
 void Channel::Wait(const absl::Status& why) {
-  // While others use up the limit, the peer does not count as stalled.
+  // While other peers use up the limit, this peer does not count as stalled.
   const bool others = ShortageOf(why) == Shortage::kOpenFiles;
   if (others) stalled_since_ = shared_.loop->now();
   // The kernel reports room a moment before it counts a packet as received.

@@ -31,10 +31,11 @@ namespace sluice::daemon {
 
 // The socket and the pidfd of one session on the loop.
 //
-// Sends never block: packets wait in a queue, and the daemon reads no requests
-// from this peer. A client that never reads costs one queue of replies, and is
-// dropped after kStallLimit. A packet with descriptors also waits until it may
-// be in flight (in_flight.h); no client is dropped if others use up that limit.
+// Sends never block: packets wait in a queue, and until it is empty the daemon
+// reads no requests from the peer. A client that never reads costs one queue of
+// replies, and is dropped after kStallLimit. A packet with descriptors also
+// waits until it may be in flight (in_flight.h); no client is dropped if others
+// use up that limit.
 class Channel {
  public:
   static constexpr absl::Duration kStallLimit = absl::Seconds(5);
@@ -69,13 +70,12 @@ class Channel {
   Channel(const Channel&) = delete;
 
   // Reads at most one packet. Returns whether there may be more. If not, the
-  // channel queues for a turn when another one arrives.
+  // channel queues for a turn when the next packet arrives.
   bool ReadOne();
   void Send(Outgoing out);
   // Queues all packets until Release, without a stall limit.
   void Hold() { held_ = true; }
   void Release();
-  // Tries again if it is time (retry_at).
   void Retry(absl::Time now);
   // Ends the socket. Packets sent before still arrive, queued ones do not. The
   // pidfd stays watched.
@@ -150,11 +150,9 @@ class Sessions {
   // Queues all packets to the session until its socket, its pidfd and
   // `use_page` are kept for the next daemon.
   void HoldUntilKept(SessionId id, int use_page);
-  // Ends the session's socket; packets sent before still arrive.
   void EndSocket(SessionId id);
   // Drops a session with a process that has ended or need not be watched.
   void Forget(SessionId id);
-  // Closes all sockets unnoticed by the peers (Channel::Leave).
   void Leave();
 
   // Serves some of the waiting requests. Returns whether there are more.

@@ -45,7 +45,7 @@ void Fields(auto& ar, Is<Allowances::Bucket> auto& x) { ar(1, x.left, x.at); }
 // --- sessions: requests, replies and reports ---------------------------------
 void Fields(auto& ar, Is<HelloRequest> auto& x) {
   ar(1, x.job, x.observer, x.rank, x.world_size, x.local_ranks, x.gpu);
-  // 7 was a guaranteed rate.
+  // Field 7 was a guaranteed rate.
   ar(8, x.protocol, x.shown);
 }
 void Fields(auto& ar, Is<StepTotals> auto& x) {
@@ -58,11 +58,11 @@ void Fields(auto& ar, Is<StepReport> auto& x) {
 }
 void Fields(auto& ar, Is<LeaseRequest> auto& x) {
   ar(1, x.pool, x.size, x.wait);
-  // 4 was a priority.
+  // Field 4 was a priority.
 }
 void Fields(auto& ar, Is<WelcomeReply> auto& x) {
   ar(1, x.observer, x.grant_slot, x.gpu);
-  // 4 and 5 were a guaranteed rate, and why it was less than requested.
+  // Fields 4 and 5 were a guaranteed rate, and why it was less than requested.
   ar(6, x.protocol);
 }
 void Fields(auto& ar, Is<GrantedReply> auto& x) { ar(1, x.lease, x.slices); }
@@ -75,9 +75,9 @@ void Fields(auto& ar, Is<Session::PeerDeath> auto& x) {
 }
 void Fields(auto& ar, Is<Session> auto& x) {
   ar(1, x.id, x.peer, x.state, x.connected_at, x.hello, x.grant_slot);
-  // 7 and 19 were a guaranteed rate, and why it was lowered.
+  // Fields 7 and 19 were a guaranteed rate, and why it was lowered.
   ar(8, x.had_leases_at_close, x.last_step);
-  // 10 and 11 were sums that last_step has instead.
+  // Fields 10 and 11 were sums that last_step has now.
   ar(12, x.hbm_peak, x.copies_reported, x.copies_seen, x.copies_counted,
      x.told_plan, x.deaths_to_tell, x.outside);
 }
@@ -104,7 +104,7 @@ void Fields(auto& ar, Is<SkeletalClass> auto& x) {
 }
 void Fields(auto& ar, Is<RankProfile> auto& x) {
   ar(1, x.job, x.rank, x.gpu, x.numa, x.kinds);
-  // 6 was the segments: saved profiles have none (MemberOf).
+  // Field 6 was the segments: saved profiles have none (MemberOf).
   ar(7, x.classes, x.host_fixed, x.host_limit, x.transient_capacity,
      x.keep_reserve, x.alpha, x.settled, x.limited_by);
 }
@@ -150,7 +150,7 @@ void Fields(auto& ar, Is<PlanRounds::Kept> auto& x) {
 void Fields(auto& ar, Is<WaitingLease> auto& x) {
   ar(1, x.session, x.request, x.asked, x.since, x.deadline);
 }
-// 1 was a priority.
+// Field 1 was a priority.
 void Fields(auto& ar, Is<PlaceInLine> auto& x) { ar(2, x.number); }
 void Fields(auto& ar, Is<Waiter> auto& x) {
   ar(1, x.lacks, x.session, x.request, x.asked, x.job, x.since, x.deadline,

@@ -264,9 +264,8 @@ std::string CoreRows::Changes(Core& core) {
     FieldWriter(&key, nullptr).Element(number);
     AddRow(record, RowOp::kPut, key, bytes);
   }
-  // Nearly always the first two are empty, and the memory of `rows` is moved.
+  // Nearly always only `rows` has bytes, and its memory is moved.
   record = std::move(record) + planning.Take() + rows.Take();
-  // The row of the state outside of tables is written only if it has changed.
   std::string loose;
   FieldWriter(&loose, nullptr).Element(core.Loose());
   if (loose != loose_) {

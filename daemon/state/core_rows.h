@@ -37,9 +37,8 @@ class CoreRows {
   std::string Everything(Core& core);
 
  private:
-  // The objects and the loose row that were written.
-  Objects objects_;
-  std::string loose_;
+  Objects objects_;    // the profiles and plans that were written
+  std::string loose_;  // the loose row that was written last
 };
 
 // Returns the saved state of a core. What has no rows is taken from `fresh`,

@@ -226,8 +226,7 @@ absl::Status StateFile::Append(std::string_view record) {
   // The record of an older epoch at this place may be longer than this one. It
   // is voided before its bytes are overwritten.
   StoreWord(here + offsetof(Lead, epoch), 0);
-  // Marks the end after this record.
-  StoreWord(here + size, 0);
+  StoreWord(here + size, 0);  // the end, after this record
   Pass("record-begun");
   Publish(here, epoch_, next_, record);
   end_ += size;

@@ -43,7 +43,7 @@ absl::Status CheckStateVersion(uint32_t written, uint32_t oldest_reader,
 class StateFile {
  public:
   struct Sizes {
-    Bytes checkpoint = MiB(44);  // the largest; there are two
+    Bytes checkpoint = MiB(44);  // the largest one; there is room for two
     Bytes records = MiB(4);      // all records between two checkpoints
   };
   struct Contents {
@@ -77,8 +77,8 @@ class StateFile {
 
  private:
   struct Layout {
-    size_t checkpoint = 0;  // room for one, including its lead
-    size_t records = 0;     // room for all of them
+    size_t checkpoint = 0;  // room for one checkpoint, including its lead
+    size_t records = 0;     // room for all records
     size_t slot(uint64_t epoch) const;
     size_t log() const { return slot(0) + 2 * checkpoint; }
     size_t size() const { return log() + records; }

@@ -126,9 +126,8 @@ absl::Status DescriptorStore::Put(std::string_view name, int fd) {
                     kept_.size(), options_.capacity));
   }
   if (queue_.size() >= kMostQueued) {
-    return absl::ResourceExhaustedError(
-        fmt::format("the descriptor store does not take what is sent: {} wait",
-                    queue_.size()));
+    return absl::ResourceExhaustedError(fmt::format(
+        "the descriptor store reads nothing: {} messages wait", queue_.size()));
   }
   UniqueFd again(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!again) return ErrnoStatus(errno, "duplicate a descriptor to store it");
@@ -298,7 +297,7 @@ absl::StatusOr<std::unique_ptr<NotifySocket>> NotifySocket::Make(
   if (address.size() < 2 || address.size() > longest ||
       (address[0] != '/' && address[0] != '@')) {
     return absl::InvalidArgumentError(fmt::format(
-        "$NOTIFY_SOCKET is '{}', it must be a path from / or an abstract "
+        "$NOTIFY_SOCKET is '{}', it must be an absolute path or an abstract "
         "socket (@), of at most {} characters",
         address, longest));
   }

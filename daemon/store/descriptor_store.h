@@ -1,10 +1,11 @@
 // The daemon's side of a store of descriptors that outlives the daemon:
 // systemd's (FileDescriptorStoreMax=), or sluiced-keeper's.
 //
-// The store's thread sends all that waits in the queue as one batch, in order.
-// If the batch includes a Flush, a barrier follows. When the store answers the
-// barrier, it has everything before it. Calls never block. After the keeper's
-// death there is no store: Put stores nothing, and each Flush is done at once.
+// A DescriptorStore's thread sends all that waits in its queue as one batch, in
+// order. If the batch includes a Flush, a barrier follows. When the store
+// answers the barrier, it has everything that was sent before. Calls never
+// block. After the keeper's death there is no store: Put stores nothing, and
+// each Flush is done at once.
 //
 // A store silently drops descriptors beyond its size, so Put refuses more than
 // that. If a store does not answer, each batch takes until its deadline and
@@ -37,7 +38,7 @@ namespace sluice::daemon {
 
 // The sending side of sd_notify(3). A message is one datagram and may carry a
 // descriptor. A barrier confirms that the receiver has read all earlier
-// messages. Thread safety: one thread; Cancel may be called on any.
+// messages. Thread safety: one thread; Cancel may be called on any thread.
 class NotifySocket {
  public:
   // `address` is a path, or '@' and an abstract name, else InvalidArgument.
@@ -157,9 +158,9 @@ class DescriptorStore {
   std::set<std::string, std::less<>> kept_ ABSL_GUARDED_BY(mutex_);
   std::deque<Item> queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  // Puts and removals of earlier batches; only the thread uses it.
+  // Puts and removals that were not sent. Used by the thread only.
   std::deque<Item> unsent_;
-  std::thread thread_;  // last: it uses the rest
+  std::thread thread_;  // last: it uses the others
 };
 
 }  // namespace sluice::daemon

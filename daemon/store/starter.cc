@@ -25,7 +25,7 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int64_t kMostListed = 1 << 20, kMostPid = 1 << 22;
-// Descriptors that the next daemon opens first, or systemd before exec.
+// Room for what the next daemon opens first, or systemd before exec.
 constexpr int64_t kMargin = 128;
 // The kernel limits $LISTEN_FDNAMES to 128 KiB, which must have room for a name
 // and a colon of each descriptor, and for the names of sockets (4 KiB).
@@ -184,27 +184,27 @@ absl::StatusOr<UniqueFd> TakeHandedListener(
     const std::string& path) {
   if (sockets.empty()) return UniqueFd();
   const auto refused = [&](const std::string& what) {
-    return absl::InvalidArgumentError(
-        fmt::format("{} from the program that started this one, which may hand "
-                    "on one socket that "
-                    "listens at {} (ListenSequentialPacket= of sluiced.socket)",
-                    what, path));
+    return absl::InvalidArgumentError(fmt::format(
+        "the program that started sluiced handed on {}; it may hand "
+        "on only one socket, which listens at {} "
+        "(ListenSequentialPacket= of sluiced.socket)",
+        what, path));
   };
   if (sockets.size() > 1) {
-    return refused(fmt::format("{} sockets ('{}', '{}') came", sockets.size(),
+    return refused(fmt::format("{} sockets ('{}', '{}')", sockets.size(),
                                sockets[0].first, sockets[1].first));
   }
   auto& [name, socket] = sockets[0];
   if (!HasOption(socket, SO_DOMAIN, AF_UNIX) ||
       !HasOption(socket, SO_TYPE, SOCK_SEQPACKET) ||
       !HasOption(socket, SO_ACCEPTCONN, 1)) {
-    return refused(fmt::format(
-        "'{}' came, which is no listening SOCK_SEQPACKET socket,", name));
+    return refused(
+        fmt::format("'{}', which is no listening SOCK_SEQPACKET socket", name));
   }
   const std::filesystem::path bound = BoundTo(socket);
   if (!IsAt(bound, path)) {
     return refused(
-        fmt::format("'{}' came, which listens at '{}',", name, bound.string()));
+        fmt::format("'{}', which listens at '{}'", name, bound.string()));
   }
   return std::move(socket);
 }

@@ -21,7 +21,7 @@
 
 namespace sluice::daemon {
 
-// SD_LISTEN_FDS_START.
+// SD_LISTEN_FDS_START of sd_listen_fds(3).
 inline constexpr int kFirstHandedOn = 3;
 
 // The value (sigqueue(3)) of a signal that ends the service. After any other
@@ -40,7 +40,7 @@ struct Starter {
   std::string notify_socket;
   // What the store kept for an earlier daemon, by name.
   std::map<std::string, UniqueFd> stored;
-  // $SLUICE_KEEPER_PID. Unset: systemd started it, or there is no store.
+  // $SLUICE_KEEPER_PID. Unset: the starter is systemd or has no store.
   std::optional<pid_t> keeper;
   // Sockets of socket activation, with names that IsDescriptorName refuses.
   std::vector<std::pair<std::string, UniqueFd>> sockets;
@@ -49,12 +49,12 @@ struct Starter {
   std::optional<int64_t> store_size;
   // WATCHDOG=1 is expected at least this often; unset: never.
   std::optional<absl::Duration> watchdog;
-  // The limit of open files before it is raised, with which the next daemon
-  // starts: it can inherit no more descriptors.
+  // The limit of open files before RaiseDescriptorLimit. The next daemon starts
+  // with this limit, so it can inherit no more descriptors.
   int64_t open_files = 0;
 };
 
-// Takes all variables out of the environment, and makes every inherited
+// Takes all these variables out of the environment, and makes every inherited
 // descriptor close-on-exec. InvalidArgument names the malformed variable.
 absl::StatusOr<Starter> TakeFromStarter();
 

@@ -131,10 +131,10 @@ TEST(Config, AnErrorIsOneLineWithFileAndLine) {
            Case{"[sim]\ngpu_links = [\"x\", \"y\"]\n",
                 "gpu_links names 'x', which is not in links"},
            Case{"[sim]\nlinks = [{name = \"a\", parent = \"x\"}]\n",
-                "link a hangs on 'x', which is not in links"},
+                "link a has the parent 'x', which is not in links"},
            Case{"[sim]\nlinks = [{name = \"a\", parent = \"b\"}, "
                 "{name = \"b\", parent = \"a\"}]\n",
-                "goes round in a circle"},
+                "its parents form a cycle"},
            Case{"[sim]\nlinks = [{name = \"a\", parent = \"b\"}, "
                 "{name = \"b\"}]\n",
                 "say by gpu_links which link each GPU is on"},
@@ -144,8 +144,9 @@ TEST(Config, AnErrorIsOneLineWithFileAndLine) {
                "[sim]\ngpu_links = [\"a\", \"a\"]\n"
                "links = [{name = \"a\", parent = \"b\", both_bytes_per_s = 1}, "
                "{name = \"b\", h2d_bytes_per_s = 1}]\n",
-               "c.toml: link a: both directions load it together, and apart b "
-               "above it; limit that one only in both together"},
+               "c.toml: link a: it limits both directions together, but link b "
+               "above it limits each alone: give that link only "
+               "both_bytes_per_s"},
            Case{"[cuda]\nlinks = [{name = \"a\", parent = \"b\"}]\n",
                 "c.toml:2: unknown key 'parent' in a link; known: "
                 "both_bytes_per_s"},

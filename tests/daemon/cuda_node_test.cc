@@ -384,15 +384,15 @@ TEST(CudaNode, AnImpossibleLinkLimitIsRefused) {
   EXPECT_THAT(
       OpenCuda(root, config),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("links in [cuda] names 'pcie0', which this machine "
-                         "does not have: it has pci-0000:3a:00.0, pci-")));
+               HasSubstr("[cuda] links: this machine has no link 'pcie0'; it "
+                         "has pci-0000:3a:00.0, pci-")));
   config.cuda.links = {
       {.name = "pci-0000:38:00.0", .both_bytes_per_second = 60e9},
       {.name = "numa1", .h2d_bytes_per_second = 60e9}};
   EXPECT_THAT(OpenCuda(root, config),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("link pci-0000:38:00.0: both directions load "
-                                 "it together, and apart numa1 above it")));
+                       HasSubstr("link pci-0000:38:00.0: it limits both "
+                                 "directions together, but link numa1 above")));
 }
 
 }  // namespace

@@ -138,13 +138,15 @@ struct ExtentLimits {
   bool each_of_open_files = false;
   // Reserved for each attached rank: other principals cannot have them.
   size_t per_rank = 16;
-  // Extents made and destroyed per second for one principal; at once, `each`.
+  // Extents made and destroyed per second for one principal, with bursts of up
+  // to `each`.
   double changes_per_second = 1000;
-  // How long idle extents are kept for a restarted job: while their principal
-  // has a process, and after its last process has ended.
+  // How long idle extents are kept, for a restarted job, while their principal
+  // has a process.
   absl::Duration kept_for = absl::Minutes(5);
+  // How long they are kept after the principal's last process has ended.
   absl::Duration orphans_kept_for = absl::Seconds(2);
-  // For host memory that takes long to pin: replaces both times if it is
+  // For host memory that takes long to pin: replaces these two times if it is
   // longer. The extents of a principal without processes are kept that long
   // only if the same user's next process may have them (HasHeir).
   absl::Duration host_kept_for = absl::ZeroDuration();
@@ -200,7 +202,7 @@ struct NodeConfig {
   // How long ranks may take to answer a new plan, which they do at their next
   // step boundary.
   absl::Duration change_wait = absl::Minutes(30);
-  // The delay of a new plan after a job has left, since others often follow.
+  // The delay of new plans after a job has left, since more jobs often leave.
   absl::Duration leave_delay = absl::Milliseconds(200);
   absl::Duration hello_timeout = absl::Seconds(10);
   int max_sessions = 2048;

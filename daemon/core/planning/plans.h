@@ -35,7 +35,7 @@ namespace sluice::daemon {
 struct ProfileWithHash {
   std::shared_ptr<const plan::RankProfile> profile;
   std::string hash;
-  std::vector<std::string> units;  // keys of its segments
+  std::vector<std::string> units;  // keys of its segments' units
   bool operator==(const ProfileWithHash&) const = default;
 };
 using Profiles = std::map<Rank, ProfileWithHash>;
@@ -55,7 +55,6 @@ struct Position {
   bool operator==(const Position&) const = default;
 };
 
-// The rounds and plans of JointPlanning.
 struct PlanRounds {
   static constexpr size_t kPlansKept = 256;
 
@@ -96,7 +95,6 @@ struct PlanRounds {
   Plan KeepTogether(const std::string& cache_key, plan::NodePlan plan);
   // Makes a kept plan the job's current one, and drops the promised one.
   void Use(const JobKey& job, PlanId plan);
-  // Returns null if the plan is not kept.
   const Kept* FindKept(PlanId plan) const;
 
   void CheckInvariants() const;
@@ -104,7 +102,7 @@ struct PlanRounds {
 
   std::map<JobKey, Collecting> collecting;
   std::map<PlanRoundId, Round> solving;
-  // The kept plans that jobs use, and those that they will use.
+  // The kept plans that jobs use (`current`) and will use (`promised`).
   Table<JobKey, PlanId> current, promised;
   std::deque<Kept> kept, together;  // oldest first
   uint64_t next_round = 1, next_plan = 1;

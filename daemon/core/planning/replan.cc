@@ -69,7 +69,7 @@ bool NameOwnGpu(const plan::NodePlan& part, size_t number, bool several,
   return false;
 }
 
-// Returns the largest difference between the fractions of a class in two plans.
+// Returns the largest difference of a class's fractions between two plans.
 double Distance(const plan::RankPlan& a, const plan::RankPlan& b) {
   double most = 0;
   for (const plan::ClassPlan& each : a.classes) {
@@ -106,7 +106,7 @@ ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan) {
   auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
   bare->segments.clear();
-  // 0 stands for an unknown capacity too. In both cases a plan keeps nothing.
+  // 0 also means that the capacity is unknown: there too a plan keeps nothing.
   bare->transient_capacity =
       std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
   return {std::move(bare), profile.hash + "-", {}};

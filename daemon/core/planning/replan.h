@@ -3,8 +3,8 @@
 //
 // A job becomes a *member* when it gets a plan for a question that was not
 // settled (IsSettled), whether it left fractions to the planner or fixed them.
-// It is part of every later question, with the profile of its first round, so
-// that questions do not drift with their answers. That profile has no traces.
+// A member is part of every later question, with the profile of its first round
+// (without traces), so that questions do not drift with their answers.
 //
 // Pure functions and plain data.
 #pragma once
@@ -60,9 +60,9 @@ struct Member {
   enum class State { kAcquires, kTrains, kToChange, kChanging };
   State state = State::kAcquires;
   Profiles profiles;
-  // The current plans, or those of the change; without segments.
+  // The current plans, or during a change the new ones; without segments.
   std::map<Rank, plan::RankPlan> ranks;
-  std::optional<PlanChange> change;  // only in the last two states
+  std::optional<PlanChange> change;  // set in kToChange and kChanging
   // The plans that answered the last settled question.
   std::map<Rank, plan::RankPlan> settled;
   // The links that its plans are made for; unset: saved by an older daemon.
@@ -83,7 +83,6 @@ std::map<Rank, plan::RankPlan> PlansOf(const plan::NodePlan& plan);
 Member MemberOf(const Asking& asking, const plan::NodePlan& plan,
                 const std::vector<LinkSpeed>& links);
 
-// Returns null if the plan has no such class.
 const plan::ClassPlan* FindClass(const plan::RankPlan& plan,
                                  const std::string& kind,
                                  const std::string& name);

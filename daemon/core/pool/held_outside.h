@@ -4,8 +4,8 @@
 // On `sim` the device reports this memory to the byte, for processes without a
 // session. On `cuda` memory cannot be attributed: each pool leaves some memory
 // *spare* for contexts and libraries. The use of a GPU *beside* the daemon's
-// extents is held outside as far as it exceeds the spare memory. README.md has
-// how the device's figure and the ranks' combine.
+// extents is held outside as far as it exceeds the spare memory. core/README.md
+// says how the figures of the device and of ranks are combined.
 //
 // The device is asked up to four times a second. On `cuda` an extent that is
 // just being made looks like another process's memory, so new memory counts
@@ -84,8 +84,8 @@ HeldOutside Follow(const HeldOutside& before, HeldOutside said,
 Bytes OutsideOf(const HeldOutside& held, PoolId pool, Bytes spare);
 
 // Returns how much all ranks of a GPU hold outside their leases if `beside` is
-// used there: what exceeds the use before there were ranks; nullopt if that is
-// unknown. Each rank's part follows from ranks' reports (outside_memory.h).
+// used there: what exceeds the use before there were ranks; nullopt if that use
+// is unknown. Each rank's part follows from ranks' reports (outside_memory.h).
 std::optional<Bytes> OfRanks(const HeldOutside& held, PoolId gpu, Bytes beside);
 
 // Returns what is known of the holders: "processes without a session, …".

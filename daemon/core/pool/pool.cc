@@ -268,13 +268,13 @@ std::optional<Pool::Parts> Pool::Regular(const Account& own, Bytes size,
   return Assemble(picked, left, room, std::nullopt);
 }
 
-// Takes the largest idle extents that fit, and makes the rest or takes one
-// extent more than needed. Idle extents are not cut, and lingering ones not
-// destroyed, because a process may map them.
+// Takes the largest idle extents that fit. For the bytes that are left, makes
+// extents, or takes a larger idle one. Idle extents are not cut, and lingering
+// ones not destroyed, because a process may map them.
 std::optional<Pool::Parts> Pool::Patched(const Account& own, Bytes size,
                                          Bytes most, Bytes room) const {
   Bytes left = size;
-  std::optional<ExtentId> spare;  // the smallest one larger than the rest
+  std::optional<ExtentId> spare;  // the smallest one larger than `left`
   Picked picked;
   const auto begin = own.idle.begin();
   for (auto idle = own.idle.upper_bound(extent_); idle != begin;) {

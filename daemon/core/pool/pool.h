@@ -6,9 +6,9 @@
 //   leased       part of a lease                         counts as leased
 //   quarantined  its session ended, but its process,
 //                which may still map it, lives           counts as quarantined
-//   lingering    it was returned, but a process may
-//                still map it: the one that returned it,
-//                or a child of one that has ended        counts as lingering
+//   lingering    it was returned, but a process that
+//                had it, or a child of that process,
+//                may still map it                        counts as lingering
 //   kept         idle: no process can reach it           counts as free
 // Memory without an extent counts as free too, except for what is *outside*:
 // held by processes outside leases. This sum always holds, to the byte:
@@ -73,11 +73,11 @@ class Pool {
     std::vector<ExtentId> reuse, destroy;
     std::vector<Bytes> make;
   };
-  // Chooses parts for `size`: extents of the pool's size and a tail. The
-  // principal may not have `withheld` bytes of the free memory. If these parts
-  // do not fit, chooses the principal's idle extents of any size; the last one
-  // may make the lease larger, up to `most`. ResourceExhausted: the message
-  // says what holds the rest.
+  // Chooses parts for `size`: whole extents (of the size `extent`) and a tail.
+  // The principal may not have `withheld` bytes of the free memory. If these
+  // parts do not fit, chooses the principal's idle extents of any size; the
+  // last one may make the lease larger, up to `most`. ResourceExhausted: the
+  // message says what holds the memory that is not free.
   absl::StatusOr<Parts> Choose(PrincipalId principal, Bytes size, Bytes most,
                                Bytes withheld = Bytes(0)) const;
   struct Taken {
@@ -104,8 +104,8 @@ class Pool {
   // Makes `to`, a session of the same process, the holder of all extents that
   // have `from` as a holder. REQUIRES: `from` has nothing in quarantine.
   void TransferHolds(SessionId from, SessionId to);
-  // The process of that session has ended. Its quarantined extents linger from
-  // now on, because children of the process may map them.
+  // HolderGone: the process of `session` has ended. Its quarantined extents
+  // linger from now on, because children of the process may map them.
   struct Left {
     std::vector<ExtentId> unquarantined;
     // Lingering extents that lost their last holder.
@@ -142,7 +142,7 @@ class Pool {
   // The size of all extents, including those that are being made.
   Bytes made() const { return charged() + kept(); }
   // Returns how much `principal` can certainly get in one lease: free memory
-  // that is not withheld, and its own lingering extents of the pool's size.
+  // that is not withheld, and its own lingering whole extents.
   Bytes UsableBy(PrincipalId principal, Bytes withheld = Bytes(0)) const {
     const Idle* own = FindOrNull(AccountOf(principal).idle, extent_);
     return RoomBeside(withheld) + (own != nullptr ? own->lingering : Bytes(0));
@@ -168,13 +168,14 @@ class Pool {
     return !AccountOf(principal).kept.empty();
   }
   PrincipalId OwnerOf(ExtentId id) const { return extents_.at(id).principal; }
-  // Returns at most `count` kept extents, oldest first, without `spared`.
+  // Returns at most `count` kept extents of the principal `of` (nullopt: of
+  // all), oldest first, without `spared`.
   std::vector<ExtentId> OldestKept(size_t count,
                                    const std::set<ExtentId>& spared,
                                    std::optional<PrincipalId> of) const;
   // Returns at most `count` extents that have been kept since `then` or longer.
   std::vector<ExtentId> KeptSince(absl::Time then, size_t count) const;
-  // Returns since when the oldest extent is kept; InfiniteFuture if none is.
+  // Returns when the oldest kept extent became kept; InfiniteFuture if none is.
   absl::Time OldestSince() const {
     return kept_by_age_.empty()
                ? absl::InfiniteFuture()
@@ -218,7 +219,7 @@ class Pool {
   const Account& AccountOf(PrincipalId principal) const;
   // Adds (`sign` 1) or removes (-1) an extent in its state's sums and lists.
   void List(ExtentId id, const Extent& extent, int sign);
-  // The same for an extent that its principal gets (1) or loses (-1).
+  // As List, for an extent that its principal gets (1) or loses (-1).
   void Own(ExtentId id, const Extent& extent, int sign);
   void Move(ExtentId id, Extent& extent, State to);
   void Erase(ExtentId id, State in) {
@@ -226,18 +227,17 @@ class Pool {
     extents_.erase(id);
   }
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
-  // Two ways to choose parts: whole extents and a tail, or idle extents of any
-  // size. Both return nullopt if there is no room; if sums already show that,
-  // they look at no extent.
+  // Regular chooses whole extents and a tail; Patched chooses idle extents of
+  // any size. Both return nullopt if there is no room; if sums already show
+  // that, they look at no extent.
   std::optional<Parts> Regular(const Account& own, Bytes size,
                                Bytes room) const;
   std::optional<Parts> Patched(const Account& own, Bytes size, Bytes most,
                                Bytes room) const;
-  // Returns the free memory that is not withheld.
   Bytes RoomBeside(Bytes withheld) const {
     return std::max(free() - withheld, Bytes(0));
   }
-  // Takes these extents, and makes the `left` bytes or else adds `spare`.
+  // Takes `picked` extents, and makes `left` bytes or else adds `spare`.
   std::optional<Parts> Assemble(const Picked& picked, Bytes left, Bytes room,
                                 std::optional<ExtentId> spare) const;
   // Returns how much of the free memory these parts take.

@@ -55,7 +55,6 @@ absl::Status CheckCgroup(const std::string& cgroup) {
       PrintableLine(cgroup)));
 }
 
-// Fills a reply from `result`, or returns its error.
 template <typename T, typename Fill>
 grpc::Status Answer(const absl::StatusOr<T>& result, Fill fill) {
   if (result.ok()) fill(*result);
@@ -188,7 +187,6 @@ struct AdminService final : admin::Admin::Service {
         });
   }
 
-  // Applies a change, if it is valid, and fills the reply.
   grpc::Status Apply(const absl::StatusOr<PolicyChange>& change, auto fill) {
     if (!change.ok()) return ToGrpc(change.status());
     return Answer(administration->Apply(*change), fill);

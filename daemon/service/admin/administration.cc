@@ -88,8 +88,8 @@ absl::Status Administration::CheckCgroup(const PolicyChange& change) const {
   }
   if (cgroup == options_.cgroups.Of(cgroup)) return absl::OkStatus();
   return absl::InvalidArgumentError(fmt::format(
-      "cgroup '{}' counts as no user of its own: only those one level below "
-      "the prefixes of cgroups in [quota] do",
+      "cgroup '{}' does not count as a user of its own: only cgroups one level "
+      "below the prefixes of cgroups in [quota] do",
       Printable(cgroup)));
 }
 

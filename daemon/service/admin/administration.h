@@ -1,8 +1,8 @@
 // The operations on a daemon for administrators, metrics and status pages.
 //
 // Each call is one or two tasks on the loop's thread, which owns policy. The
-// caller's thread writes a change to the file before it takes effect, so that
-// the loop never waits for a disk.
+// caller's thread writes a change to the policy file before the change takes
+// effect, so that the loop never waits for a disk.
 //
 // Unavailable: the loop has ended, or does not answer within a second. After an
 // error of a setter nothing has changed, except after DataLoss (the change is

@@ -29,7 +29,7 @@ void Snapshots::Ask(const View& view, Got got) {
   if (waiting.empty()) queue_.Push(view.principal, view);
   waiting.push_back(std::move(got));
   if (posted_ || clock_->Now() < next_at_) return;
-  // Taken in the loop's next turn, so that all queries of this turn share it.
+  // Posted, so that all queries of this turn of the loop share the snapshot.
   posted_ = true;
   loop_->Post([this] {
     posted_ = false;
@@ -68,8 +68,8 @@ void Snapshots::Expire() {
   });
 }
 
-// Sends answers in parts: thousands of queries may wait for one, and other
-// requests are served in between.
+// Sends answers in parts: thousands of queries may wait for one snapshot, and
+// other requests are served in between.
 void Snapshots::Deliver(
     const std::shared_ptr<const std::vector<Got>>& gots, size_t next,
     const std::shared_ptr<const absl::StatusOr<Answer>>& answer) {

@@ -79,7 +79,7 @@ class Snapshots {
   std::map<View, std::vector<Got>> waiting_;  // queries of the views in queue_
   absl::Time next_at_ = absl::InfinitePast();
   bool posted_ = false;
-  TaskThread render_thread_;  // last: its tasks use the rest
+  TaskThread render_thread_;  // last: its tasks use the others
 };
 
 }  // namespace sluice::daemon

@@ -63,12 +63,12 @@ absl::Status GpuAccess::May(const Gpus& shown, uint64_t gpu) const {
   if (gpu >= nodes_.size() || shown.contains(gpu)) return absl::OkStatus();
   return absl::PermissionDeniedError(
       nodes_[gpu].empty()
-          ? fmt::format("GPU {} is for nobody: sluiced does not know its "
+          ? fmt::format("no process may use GPU {}: sluiced does not know its "
                         "device node; set access = \"any\" in [gpus]",
                         gpu)
-          : fmt::format("GPU {} is not this process's to use: its Hello showed "
-                        "no descriptor of {}, opened for reading and writing; "
-                        "be given permission to open that, or set access = "
+          : fmt::format("this process may not use GPU {}: its Hello showed no "
+                        "descriptor of {} that is open for reading and "
+                        "writing; permit it to open that, or set access = "
                         "\"any\" in [gpus]",
                         gpu, nodes_[gpu]));
 }

@@ -1,4 +1,5 @@
-// Decides which GPUs a process may use: it must be able to open their nodes.
+// Decides which GPUs a process may use: those with device nodes that it can
+// open.
 //
 // The kernel decides which nodes a process can open, by a node's mode and a
 // container's device list. The daemon cannot ask for another process, because a

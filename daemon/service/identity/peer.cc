@@ -71,9 +71,9 @@ absl::Status Gone(int pid, const absl::Status& why = absl::OkStatus()) {
   if (absl::IsResourceExhausted(why)) return why;
   if (!why.ok() && (kill(pid, 0) == 0 || errno == EPERM)) {
     return absl::PermissionDeniedError(fmt::format(
-        "process {} runs, but /proc hides it from user {}, as sluiced runs: "
-        "mount /proc without hidepid, or with gid= of a group of that user's, "
-        "or run sluiced as root",
+        "process {} runs, but /proc hides it from user {}, which sluiced runs "
+        "as: mount /proc without hidepid, or with gid= of a group of that "
+        "user, or run sluiced as root",
         pid, geteuid()));
   }
   return absl::PermissionDeniedError(

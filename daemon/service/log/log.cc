@@ -106,8 +106,8 @@ struct Queue {
       Write(line);  // blocks while stderr is not read
       if (const uint64_t now = dropped_lines; now != told) {
         Write(EntryOf(LogLevel::kWarning,
-                      fmt::format("{} lines were dropped here: nobody read "
-                                  "the log",
+                      fmt::format("{} lines were dropped here: stderr was not "
+                                  "read",
                                   now - told)));
         told = now;
       }

@@ -70,8 +70,8 @@ absl::Status CheckGpus(const CoreState& saved, const NodeConfig& here) {
 
 }  // namespace
 
-// A starter that states no capacity counts as 0: it may only listen
-// ($NOTIFY_SOCKET of a unit without a store).
+// The capacity is 0 if the starter states none: it may listen without keeping
+// anything ($NOTIFY_SOCKET of a unit without a store).
 int64_t Handover::CapacityOf(const Starter& starter) {
   return starter.notify_socket.empty() ? 0 : StoreCapacity(starter, 0);
 }
@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<DescriptorStore>> Handover::OpenStore(
   options.on_loss = [] {
     WriteLog(LogLevel::kError,
              "sluiced-keeper died, and with it what it kept for the next "
-             "daemon: this one serves on, and its end ends every session. "
+             "daemon: this daemon serves on, and its end ends every session. "
              "Start sluiced-keeper again when no job runs");
   };
   return DescriptorStore::Start(std::move(options), starter.stored);
@@ -174,8 +174,8 @@ void Handover::SaveAll(Core& core, absl::Time now) {
     // The saved state is out of date, so no daemon may use it.
     if (!try_again_at_) {
       WriteLog(LogLevel::kError,
-               fmt::format("what this daemon knows is not saved, so the next "
-                           "one begins anew, until it fits again: {}",
+               fmt::format("this daemon's state is too large and is not saved: "
+                           "until it fits, a next daemon starts without it: {}",
                            std::string(saved.message())));
       state_->Void();
     }
@@ -186,7 +186,7 @@ void Handover::SaveAll(Core& core, absl::Time now) {
   if (!try_again_at_) return;
   try_again_at_.reset();
   WriteLog(LogLevel::kWarning,
-           "what this daemon knows fits again, and is saved from here on");
+           "this daemon's state fits again, and is saved from here on");
 }
 
 void Handover::Stop(Core& core) {
@@ -200,11 +200,12 @@ void Handover::Stop(Core& core) {
 void Handover::Fail(const absl::Status& why) {
   if (!keeps()) return;
   if (!unstored_) {
-    WriteLog(LogLevel::kError,
-             fmt::format("what this daemon knows is not saved, so the next one "
-                         "begins anew, until the descriptor store has "
-                         "everything again: {}",
-                         std::string(why.message())));
+    WriteLog(
+        LogLevel::kError,
+        fmt::format("this daemon's state is not saved: until the descriptor "
+                    "store has everything again, a next daemon starts "
+                    "without it: {}",
+                    std::string(why.message())));
   }
   unstored_ = true;
   // The next Save knows the time and tries again.
@@ -227,8 +228,8 @@ void Handover::StoreAgain(Core& core, absl::Time now) {
     unstored_ = false;
     try_again_at_.reset();
     WriteLog(LogLevel::kWarning,
-             "the descriptor store has everything again: what this daemon "
-             "knows is saved from here on");
+             "the descriptor store has everything again: this daemon's state "
+             "is saved from here on");
     return SaveAll(core, now);
   }
   if (now < *try_again_at_) return;

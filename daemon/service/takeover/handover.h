@@ -11,7 +11,7 @@
 // it. This daemon goes on serving, and saves again when the store has
 // everything, or when the state fits; the log has a line for each change.
 //
-// Thread safety: loop's thread; Keep, CannotKeep and WhenKept on any.
+// Thread safety: loop's thread; Keep, CannotKeep and WhenKept on any thread.
 #pragma once
 
 #include <atomic>
@@ -101,7 +101,7 @@ class Handover {
   static std::string UsePageOf(SessionId id) { return NameFor(kUsePage, id); }
   // Returns how many descriptors the starter's store can keep; 0: it has none.
   static int64_t CapacityOf(const Starter& starter);
-  // The most descriptors that are kept for the daemon itself and for each rank.
+  // The most descriptors kept for the daemon itself and for each rank.
   static constexpr int64_t kOwn = 8, kOfRank = 3;
   static constexpr const char* kState = "state";
   static constexpr const char* kDeaths = "deaths";  // DeathRecord
@@ -111,9 +111,9 @@ class Handover {
   static constexpr const char* kClocks = "clocks";
 
  private:
-  // Intervals of tries: saving a state that does not fit costs milliseconds,
-  // and a store that does not answer keeps its thread busy for 5 s.
+  // The interval of saving a state that did not fit: a try costs milliseconds.
   static constexpr absl::Duration kTryAgain = absl::Seconds(1);
+  // The interval of storing again: a try may keep the store busy for 5 s.
   static constexpr absl::Duration kStoreAgain = absl::Seconds(10);
 
   static constexpr char kSocket = 's', kProcess = 'p', kUsePage = 'u',
@@ -146,7 +146,7 @@ class Handover {
   // The time of the next try; set while the state is too large, or unstored_.
   std::optional<absl::Time> try_again_at_;
   std::atomic<bool> unstored_ = false;  // the store lacks something
-  // What the store refused; empty if it could not be duplicated.
+  // What the store refused; descriptors that could not be duplicated are empty.
   std::map<std::string, UniqueFd> refused_;
   bool asking_ = false;  // a Flush is pending after everything was put again
   bool has_everything_ = false;  // that Flush succeeded

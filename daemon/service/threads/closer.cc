@@ -128,7 +128,7 @@ Closer::~Closer() {
   while (shared_->running > 0 &&
          shared_->changed.WaitUntil(shared_->mutex, deadline)) {
   }
-  // The rest is closed when the process ends.
+  // The end of the process closes the descriptors that still wait.
   for (UniqueFd& fd :
        shared_->waiting.Remove([](const UniqueFd&) { return true; })) {
     fd.Release();

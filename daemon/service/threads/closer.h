@@ -32,14 +32,14 @@ class Closer {
   static constexpr size_t kMostSockets = 256;
 
   Closer();
-  // Waits a moment; the end of the process closes the rest.
+  // Waits a moment; the end of the process closes descriptors that still wait.
   ~Closer();
   Closer(const Closer&) = delete;
 
   void Discard(const Principal& who, UniqueFd fd);
   // Shuts the socket down, drops its unread packets and closes it. Closing it
   // with unread packets would reset the connection, and the peer would lose the
-  // last packets that it was sent (why it was evicted).
+  // last packets that it was sent, such as the reason of an eviction.
   void CloseSession(UniqueFd socket);
 
   // These count descriptors that wait or are being closed.

@@ -1,7 +1,7 @@
 // The daemon's event loop: epoll, one thread.
 //
-// Thread safety: Post, Call, Stop and now from any thread; the rest only on the
-// loop's thread, or before Run.
+// Thread safety: Post, Call, CallAndWait, Stop and now from any thread; other
+// methods only on the loop's thread, or before Run.
 #pragma once
 
 #include <sys/epoll.h>
@@ -59,11 +59,11 @@ class Loop {
 
   // Announces a Post within a fraction of a millisecond. The loop then polls
   // for kAwake before it sleeps, because waking up takes about as long. A loop
-  // with real-time priority does not: it wakes up at once, and the posting
+  // with real-time priority does not poll: it wakes up at once, and the posting
   // thread may need its core.
   void ExpectSoon() { awake_until_ = clock_->Now() + kAwake; }
 
-  // Gives Run's thread real-time priority while Urgency and the kernel allow.
+  // Lets Run's thread have real-time priority, as Urgency decides.
   void BeUrgent() { urgency_.emplace(); }
 
   absl::Time now() const { return clock_->Now(); }

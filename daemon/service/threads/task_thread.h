@@ -1,10 +1,10 @@
 // Threads beside the loop's, and the scheduling of threads.
 //
-// Every rank waits for the loop, and the kernel lets another process on its
-// core continue for milliseconds. So while the loop computes little, it has the
-// lowest real-time priority, like the thread that refills the grant pages. A
-// loop that a flood of requests keeps busy loses this priority until it is less
-// busy, so that it takes no core from the node's training.
+// Every rank waits for the loop, and the kernel lets another process on the
+// loop's core continue for milliseconds. So while the loop computes little, it
+// has the lowest real-time priority, like the thread that refills the grant
+// pages. A loop that a flood of requests keeps busy loses this priority until
+// it is less busy, so that it takes no core from the node's training.
 #pragma once
 
 #include <chrono>
@@ -58,7 +58,7 @@ class Urgency {
 // Runs tasks in order. The loop must not wait for them: device calls (making
 // pinned memory takes seconds) and large decodes.
 //
-// Thread safety: safe, but Finish waits for ever on its own thread.
+// Thread safety: safe, but Finish waits for ever if a task calls it.
 class TaskThread {
  public:
   // kBehindTheLoop is for long work that competes with clients' requests: the
@@ -69,7 +69,7 @@ class TaskThread {
   // `name` has at most 15 characters, for ps and top.
   explicit TaskThread(const std::string& name,
                       Priority priority = Priority::kAsTheLoop);
-  // Finishes the running task and drops the rest.
+  // Finishes the running task and drops the queued ones.
   ~TaskThread();
   TaskThread(const TaskThread&) = delete;
 
@@ -78,8 +78,8 @@ class TaskThread {
   }
   // Runs `task` after `delay`, and after the tasks that are queued by then.
   void RunAfter(absl::Duration delay, std::function<void()> task);
-  // Drops queued tasks, accepts no more, and waits for the running one. Returns
-  // false if that one still runs after `patience`.
+  // Drops queued tasks, accepts no more, and waits for the running task.
+  // Returns false if that task still runs after `patience`.
   bool Finish(absl::Duration patience);
 
  private:

@@ -61,13 +61,12 @@ TEST(Topology, ALinkWithAMissingParentIsARoot) {
 }
 
 TEST(Topology, LinksThatFormNoForestAreRefused) {
-  EXPECT_THAT(
-      Topology::Make({{"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("circle")));
+  EXPECT_THAT(Topology::Make({{"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("cycle")));
   EXPECT_THAT(
       Topology::Make({{"c", 0, 0, "a"}, {"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("link c: its parents go round in a circle")));
+               HasSubstr("link c: its parents form a cycle")));
   EXPECT_THAT(
       Topology::Make({{"a", kUnlimited}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("speed of inf")));
@@ -77,8 +76,8 @@ TEST(Topology, LinksThatFormNoForestAreRefused) {
       Topology::Make(
           {{"top", 5, 5}, {"middle", 0, 0, "top"}, {"low", 0, 0, "middle", 5}}),
       StatusIs(absl::StatusCode::kInvalidArgument,
-               HasSubstr("link low: both directions load it together, "
-                         "and apart top above it")));
+               HasSubstr("link low: it limits both directions together, but "
+                         "link top above it limits each alone")));
 }
 
 }  // namespace

@@ -79,8 +79,8 @@ TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
   EXPECT_THAT(CheckMeasured(links, {}),
               StatusIs(kInvalid, HasSubstr("no link")));
   EXPECT_THAT(check("pcie9", {1e9, 1e9, 0}),
-              StatusIs(kInvalid, HasSubstr("pcie9 was measured, and this node "
-                                           "has none of that name")));
+              StatusIs(kInvalid, HasSubstr("pcie9 was measured, but this node "
+                                           "has no such link")));
   for (const double speed : {-1.0, std::numeric_limits<double>::quiet_NaN(),
                              std::numeric_limits<double>::infinity()}) {
     EXPECT_THAT(check("pcie0", {1e9, speed, 0}),
@@ -93,9 +93,8 @@ TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
   EXPECT_THAT(
       CheckMeasured(links,
                     {{{"pcie0", {0, 0, 2e9}}, {"switch", {4e9, 0, 0}}}, {}}),
-      StatusIs(
-          absl::StatusCode::kFailedPrecondition,
-          HasSubstr("does not go with the speeds that the configuration")));
+      StatusIs(absl::StatusCode::kFailedPrecondition,
+               HasSubstr("do not fit the configured speeds of other links")));
 }
 
 TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {

@@ -391,8 +391,8 @@ TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
   const SessionId second = node.Attach("second", 0, 1, 1);
   EXPECT_THAT(Refusal(second, 900'000),
               AllOf(HasSubstr("user 1"),
-                    HasSubstr("and the limit is 16777216: submit one of fewer "
-                              "classes or with shorter names, or end some")));
+                    HasSubstr("and the limit is 16777216: submit a profile of "
+                              "fewer classes or with shorter names, or end")));
   EXPECT_EQ(node.core.stats().profiles_refused, 1u);
   EXPECT_TRUE(node.to_solve.empty());
   // Another user is not affected, nor is a profile that fits.

@@ -85,11 +85,11 @@ TEST_F(Reserved, AReservationAboveFreeMemoryIsRefused) {
       Reserve(Gpu(0), {1, ""}, MiB(16)),
       StatusIs(kRefused,
                HasSubstr("GPU 0: 16 MiB cannot be reserved for user 1: with "
-                         "what others have reserved 16 MiB would have to be "
-                         "free, and 12 MiB of 16 MiB are; reserve less")));
+                         "what others have reserved, 16 MiB would have to be "
+                         "free, but only 12 MiB of 16 MiB are; reserve less")));
   ASSERT_THAT(Reserve(Gpu(0), {1, ""}, MiB(8)), IsOk());
   EXPECT_THAT(Reserve(Gpu(0), {3, ""}, MiB(8)),
-              StatusIs(kRefused, HasSubstr("reserved 16 MiB would")));
+              StatusIs(kRefused, HasSubstr("reserved, 16 MiB would")));
   EXPECT_THAT(Reserve(Gpu(0), {3, ""}, MiB(4)), IsOk());
   EXPECT_THAT(Reserve(Gpu(0), {1, ""}, Bytes(0)), IsOk());
   EXPECT_THAT(Reserve(Gpu(0), {2, ""}, MiB(12)), IsOk())

@@ -57,9 +57,9 @@ TEST_F(GpuAccessTest, AnOpenDeviceNodeGivesAccessToItsGpuOnly) {
   EXPECT_THAT(access.May(gpus, 1), IsOk());
   EXPECT_THAT(access.May(gpus, 0),
               StatusIs(absl::StatusCode::kPermissionDenied,
-                       HasSubstr("gpu0, opened for reading and writing; be "
-                                 "given permission to open that, or set "
-                                 "access = \"any\" in [gpus]")));
+                       HasSubstr("gpu0 that is open for reading and writing; "
+                                 "permit it to open that, or set access = "
+                                 "\"any\" in [gpus]")));
   EXPECT_THAT(access.May(gpus, 7), IsOk())
       << "the core refuses a GPU that does not exist";
 }

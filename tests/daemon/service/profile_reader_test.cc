@@ -168,7 +168,7 @@ TEST_F(ProfileReaderTest, AProfileWithTooManyValuesIsRefused) {
   Await(1);
   EXPECT_THAT(answers_[0].profile,
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("with more than 524288 values")));
+                       HasSubstr("has more than 524288 values")));
 }
 
 // Guards against 131 MiB per rank that are kept until its peers have submitted.

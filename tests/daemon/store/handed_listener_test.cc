@@ -81,7 +81,8 @@ TEST_F(HandedListener, IsTakenEvenIfItsFileWasRemoved) {
 
 TEST_F(HandedListener, ASocketOfAnotherKindOrPathIsRefusedInOneLine) {
   ExpectRefused(Take(Listening(folder_.File("admin.sock"))), "admin.sock'");
-  ExpectRefused(Take(Listening(path_, SOCK_STREAM)), "'sluiced.socket' came");
+  ExpectRefused(Take(Listening(path_, SOCK_STREAM)),
+                "'sluiced.socket', which is no");
   std::filesystem::remove(path_);
   ExpectRefused(Take(Bound(path_)), "no listening SOCK_SEQPACKET");
   ExpectRefused(Take(UniqueFd(dup(STDIN_FILENO))), "no listening");

@@ -348,14 +348,14 @@ TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
   ASSERT_THAT(client.Hello("demo"), IsOk());
   EXPECT_THAT(Submit(client, std::string(5 << 20, ' ')),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("a profile of 5242880 bytes, and the limit is "
-                                 "4194304: record fewer segments")));
+                       HasSubstr("the profile has 5242880 bytes, and the limit "
+                                 "is 4194304: record fewer segments")));
   std::string bomb = "{\"segments\":[";
   while (bomb.size() < (4 << 20) - 10) bomb += "[],";
   const Bytes before = daemon.Memory("VmRSS");
   EXPECT_THAT(Submit(client, bomb + "[]]}"),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       HasSubstr("with more than 524288 values")));
+                       HasSubstr("has more than 524288 values")));
   EXPECT_LT(daemon.Memory("VmRSS"), before + MiB(16));
   EXPECT_THAT(Submit(client, plan::Encode(ProfileOf(0, 0))), IsOk());
 }

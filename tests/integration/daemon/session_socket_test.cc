@@ -124,7 +124,7 @@ TEST_F(SessionSocket, IsMadeByTheDaemonOnceTheSocketUnitIsGone) {
 TEST_F(SessionSocket, WithAnotherPathEndsTheStartInOneLine) {
   HandOn(daemon_.File("other.sock"));
   EXPECT_EQ(daemon_.StartThatFails(), 2);
-  EXPECT_THAT(daemon_.Log(), HasSubstr("'sluiced.socket' came, which listens"));
+  EXPECT_THAT(daemon_.Log(), HasSubstr("'sluiced.socket', which listens"));
   EXPECT_TRUE(std::filesystem::exists(daemon_.File("other.sock")));
 }
 
@@ -132,7 +132,7 @@ TEST_F(SessionSocket, WithARemovedPathIsReportedAndNotReplaced) {
   HandOn(daemon_.socket());
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
-  EXPECT_TRUE(daemon_.WaitForLog("nobody can connect")) << daemon_.Log();
+  EXPECT_TRUE(daemon_.WaitForLog("no client can connect")) << daemon_.Log();
   EXPECT_FALSE(std::filesystem::exists(daemon_.socket()));
 }
 

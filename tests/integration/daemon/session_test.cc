@@ -160,10 +160,10 @@ TEST(DaemonSession, OnlyProcessesThatMayOpenAGpusNodeUseTheGpu) {
   close_first(open);
   // GPU 0 is refused to a Hello, and to a lease of a session on GPU 1.
   const std::string refused =
-      "GPU 0 is not this process's to use: its Hello showed no descriptor of " +
+      "this process may not use GPU 0: its Hello showed no descriptor of " +
       daemon.runtime_dir() +
-      "/sim/gpu0, opened for reading and writing; be given permission to open "
-      "that, or set access = \"any\" in [gpus]\n";
+      "/sim/gpu0 that is open for reading and writing; permit it to open that, "
+      "or set access = \"any\" in [gpus]\n";
   EXPECT_EQ(as_other(daemon), refused + refused + "\n");
   EXPECT_THAT(as_other(open), ::testing::StartsWith("\n\n"));
   // Root may open it.

@@ -41,7 +41,7 @@ TEST(DaemonAdmin, AReservationExcludesOthersAndOutlivesTheDaemon) {
     const grpc::Status refused = stub->Reserve(&second, reserve, &done);
     EXPECT_EQ(refused.error_code(), grpc::StatusCode::FAILED_PRECONDITION);
     EXPECT_THAT(refused.error_message(),
-                HasSubstr("with what others have reserved 40 MiB would"));
+                HasSubstr("with what others have reserved, 40 MiB would"));
     daemon.process().Kill(SIGKILL);  // no chance to write anything
     daemon.process().Join();
   }
