@@ -64,8 +64,8 @@ std::vector<NamedTrace> StandardLayers(int count, uint32_t seed);
 
 // Returns a MiniMalloc CSV (id,lower,upper,size).
 std::string ToCsv(const plan::Trace& trace);
-// Returns the paper's request log, which has only the order of requests: frees
-// before mallocs of the same time.
+// Returns a request log as in MEMO. It has only the order of requests; frees
+// come before mallocs of the same time.
 std::string ToRequestLog(const plan::Trace& trace);
 
 }  // namespace sluice::planner

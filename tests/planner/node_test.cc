@@ -59,7 +59,7 @@ TEST(PlanNode, FixedTrafficTakesItsPartOfTheWindow) {
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.5);
 }
 
-TEST(PlanNode, ClassesCopiedInAnyCaseCostHostMemoryOnly) {
+TEST(PlanNode, AClassCopiedAsFixedTrafficCostsOnlyHostMemory) {
   plan::RankProfile p = SampleProfile(0);
   p.classes[1].traffic_in_fixed = true;
   EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).alpha, 1);
@@ -108,7 +108,7 @@ TEST(PlanNode, NoBudgetGivenMeansNoLimit) {
   EXPECT_EQ(PlanOne(SampleProfile(0), resources).alpha, 1);
 }
 
-TEST(PlanNode, AUsersAlphaIsCheckedAgainstTheHostBudgetOnly) {
+TEST(PlanNode, AUsersAlphaIsNotLimitedByTheLink) {
   plan::RankProfile p = SampleProfile(0);
   p.alpha = 0.3;
   const plan::RankPlan rank = PlanOne(p, Resources(1e6, kPlenty));
@@ -116,7 +116,7 @@ TEST(PlanNode, AUsersAlphaIsCheckedAgainstTheHostBudgetOnly) {
   EXPECT_EQ(rank.alpha_limited_by, "flag");
 }
 
-TEST(PlanNode, AUsersAlphaThatDoesNotFitIsRefusedWithTheLargestThatWould) {
+TEST(PlanNode, AUsersAlphaThatDoesNotFitIsRefusedAndTheLargestIsNamed) {
   plan::RankProfile p = SampleProfile(0);
   p.alpha = 0.5;
   const plan::NodePlan plan =
@@ -131,7 +131,7 @@ TEST(PlanNode, AUsersAlphaThatDoesNotFitIsRefusedWithTheLargestThatWould) {
   EXPECT_EQ(PlanOne(p, Resources(kFast, Bytes(20'000'000))).alpha, 0.25);
 }
 
-TEST(PlanNode, WhatDoesNotFitAtAlphaZeroIsRefusedInOneLine) {
+TEST(PlanNode, AProfileThatDoesNotFitAtAlphaZeroIsRefused) {
   const plan::NodePlan plan =
       MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(9'999'999)));
   EXPECT_THAT(
@@ -145,15 +145,15 @@ TEST(PlanNode, WhatDoesNotFitAtAlphaZeroIsRefusedInOneLine) {
             "");
 }
 
-// Guards against "shorten the sequence to about 0 % of this length".
-TEST(PlanNode, NoLengthIsNamedWhereNoneWouldFit) {
+// The advice must not be to shorten the sequence to 0 % of its length.
+TEST(PlanNode, NoLengthIsSuggestedIfNoneWouldFit) {
   const plan::NodePlan plan =
       MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(99'999)));
   EXPECT_THAT(plan.infeasible,
               EndsWith("(99999 bytes): raise the host budget"));
 }
 
-TEST(PlanNode, TransientBuffersBeyondTheLeaseAreRefusedWithTheirSegment) {
+TEST(PlanNode, TransientBuffersBeyondTheLeaseAreRefusedNamingTheirSegment) {
   plan::RankProfile p = SampleProfile(3);
   p.segments = {{.name = "qkv.forward.full",
                  .trace = {.buffers = {{0, 0, 1, Bytes(64)}}, .end = 1}},
@@ -177,8 +177,7 @@ TEST(PlanNode, ARankWithTwoProfilesIsAnError) {
 
 // ---- Golden ----------------------------------------------------------------
 
-// Returns a node of two ranks with the segments of a streamed layer. Its plan
-// is compared with tests/golden/planner.
+// Returns a node of two ranks with the segments of a streamed layer.
 plan::PlanRequest GoldenRequest() {
   std::mt19937 random(10);
   plan::PlanRequest request;

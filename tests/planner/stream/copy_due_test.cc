@@ -53,7 +53,7 @@ TEST(CopyDue, ACopysSlackIsTheComputeOnTheOtherSlots) {
   EXPECT_EQ(slack.at("dX"), 2048);
 }
 
-TEST(CopyDue, WithoutASecondSlotOrChunkCopiesAreNeededAtOnce) {
+TEST(CopyDue, CopiesAreNeededAtOnceIfThereIsOneSlotOrOneChunk) {
   auto slack = Slack(4, /*prefetch_depth=*/1);
   EXPECT_EQ(slack.at("k, v"), 0);
   EXPECT_EQ(slack.at("inner chunk"), 0);
