@@ -40,7 +40,7 @@ plan::RankProfile SlidingAndFull(uint64_t rank) {
 TEST(PlanNode, CopiesOfAKindHideBehindItsOwnLayers) {
   const plan::RankPlan rank =
       PlanOne(SlidingAndFull(0), Resources(3e6, kPlenty));
-  // 1 + 4 alpha MB are copied at 3 MB/s, in windows of 1 s and of 4 s.
+  // (1 + 4 alpha) MB are copied at 3 MB/s, in windows of 1 s and of 4 s.
   EXPECT_EQ(rank.classes[1].fractions.swap, 0.5);
   EXPECT_EQ(rank.classes[1].kind, "sliding");
   EXPECT_EQ(rank.classes[3].fractions.swap, 1);

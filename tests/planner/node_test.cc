@@ -28,7 +28,7 @@ TEST(PlanNode, AlphaIsOneWhereNothingLimitsIt) {
 }
 
 TEST(PlanNode, TheForwardWindowLimitsAlpha) {
-  // 1 + 4 alpha MB must be copied in 1 s at 3 MB/s.
+  // (1 + 4 alpha) MB must be copied in 1 s at 3 MB/s.
   const plan::RankPlan rank =
       PlanOne(SampleProfile(0), Resources(3e6, kPlenty));
   EXPECT_EQ(rank.alpha, 0.5);
@@ -41,7 +41,7 @@ TEST(PlanNode, TheForwardWindowLimitsAlpha) {
 TEST(PlanNode, TheBackwardWindowLimitsAlphaToo) {
   plan::RankProfile p = SampleProfile(0);
   p.kinds[0].backward_layer_seconds =
-      0.5;  // 1 + 4 alpha MB in half a second at 4 MB/s
+      0.5;  // (1 + 4 alpha) MB in half a second at 4 MB/s
   const plan::RankPlan rank = PlanOne(p, Resources(4e6, kPlenty));
   EXPECT_EQ(rank.alpha, 0.25);
   EXPECT_EQ(rank.alpha_limited_by, "bandwidth");
@@ -53,7 +53,7 @@ TEST(PlanNode, FixedTrafficTakesItsPartOfTheWindow) {
   EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).alpha, 0.25);
   p.kinds[0].forward_d2h_fixed = Bytes(0);
   p.kinds[0].backward_h2d_fixed =
-      Bytes(4'000'000);  // 4 + 1 + 4 alpha MB in 2 s at 4 MB/s
+      Bytes(4'000'000);  // (4 + 1 + 4 alpha) MB in 2 s at 4 MB/s
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.75);
   p.kinds[0].backward_h2d_fixed = Bytes(5'000'000);
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.5);
@@ -72,7 +72,7 @@ TEST(PlanNode, TheHostBudgetLimitsAlphaOverAllRanksOfItsNumaNode) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(1)};
   profiles[1].host_fixed = Bytes(20'000'000);
-  // 2 x (10 + 40 alpha) + 20 MB must fit into 80 MB.
+  // (2 x (10 + 40 alpha) + 20) MB must fit into 80 MB.
   const plan::NodePlan plan =
       MustPlan(profiles, Resources(kFast, Bytes(80'000'000), 2));
   for (const plan::RankPlan& rank : plan.ranks) {

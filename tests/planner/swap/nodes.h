@@ -12,16 +12,16 @@ namespace sluice::planner {
 // and up to 12 tensors each. Limits are roomy to infeasible.
 NodeSwapProblem RandomNode(std::mt19937& random);
 
-// Gives the ranks up to three kinds of layers, which have equal tensors of
-// different sizes. Kinds after the first may be frozen.
+// Gives each rank up to three kinds of layers. The kinds have the same tensors
+// with different sizes; kinds after the first may be frozen.
 NodeSwapProblem WithKinds(NodeSwapProblem node, std::mt19937& random);
 
 // Returns a node with links and memory that bind as tightly as for 8 ranks of
 // 12 tensors.
 NodeSwapProblem BusyNode(size_t ranks, size_t tensors);
 
-// GLPK's result for the rows of planner/swap/README.md, written independently
-// with a column for every fraction and every rate.
+// GLPK's result for the rows of planner/swap/README.md. Its LP is written
+// independently of the planner's, with a column for every fraction and rate.
 struct Reference {
   bool feasible = false;
   double excess = 0;  // the least sum of excesses, if infeasible
