@@ -65,7 +65,7 @@ stream::ModelShape RandomModel(Dice& dice, int ranks) {
   return m;
 }
 
-// With odd widths, which no model has, oneDNN copies more than the desk counts.
+// With odd widths, which no model has, oneDNN copies more than is predicted.
 void MakeEven(stream::ModelShape& m) {
   for (int64_t* width : {&m.hidden, &m.ffn, &m.vocab}) *width += *width % 2;
 }

@@ -1,5 +1,4 @@
-// Random streamed steps, small enough to run hundreds of them, with a printed
-// form.
+// Random streamed steps, so small that a test can run hundreds of them.
 #pragma once
 
 #include <cstdint>

@@ -43,23 +43,23 @@ DEFECTS = {
     "a strided tensor is sent":
         ("if (tensor.is_contiguous()) return absl::OkStatus();",
          "return absl::OkStatus();"),
-    "the communicator of another GPU is asked":
+    "the communicator of another GPU is queried":
         ("    const c10::cuda::CUDAGuard guard(options_.device);\n", ""),
-    "a communicator that is not there is asked":
+    "a missing communicator is queried":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!aborted_.ok()) return aborted_;"),
-    "an aborted communicator is asked":
+    "an aborted communicator is queried":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!connected_) return aborted_;"),
-    "a communicator that was made is not remembered":
+    "a new communicator is not remembered":
         ("      connected_ = true;\n", ""),
-    "NCCL's error is passed over":
+    "NCCL's error is ignored":
         ("if (asked == ncclSuccess &&\n"
          "          (error == ncclSuccess || error == ncclInProgress)) {",
          "if (asked == ncclSuccess) {"),
     "a lost GPU is taken for another rank's end":
         ("if (!gpu.ok()) {", "if (false) {"),
-    "a good end is left to c10d, which aborts":
+    "a regular end does not shut the group down":
         ("[&] { group_->shutdown(); }", "[] {}"),
     "an abort aborts nothing":
         ("[&] { group_->abort(); }", "[] {}"),
@@ -76,9 +76,9 @@ DEFECTS = {
          ""),
     "host tensors are exchanged by NCCL":
         ("    if (send.is_cpu()) {\n", "    if (false) {\n"),
-    "an operation that fails is not asked for the reason":
+    "the reason of a failed operation is not queried":
         (ASKED + "    return Failed(", "    return Failed("),
-    "a thread that aborts frees what another asks":
+    "an abort frees what another thread queries":
         ("    const MutexLock lock(mutex_);\n"
          "    if (!aborted_.ok() || !connected_)",
          "    if (!aborted_.ok() || !connected_)"),
@@ -86,9 +86,9 @@ DEFECTS = {
 
 # Name -> why no test can detect it.
 SURVIVORS = {
-    "an operation that fails is not asked for the reason":
+    "the reason of a failed operation is not queried":
         "the abort would have to come while the operation is issued",
-    "a thread that aborts frees what another asks":
+    "an abort frees what another thread queries":
         "the fakes see no races of host threads; `./dev lint` does "
         "(-Wthread-safety)",
 }
