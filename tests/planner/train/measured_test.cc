@@ -17,8 +17,8 @@ constexpr int64_t kKibi = 1 << 10;
 // Allowed difference, as a part of the measured tokens per second. At 64K the
 // estimate is 16 % too fast: it issues a phase's first copies early (4 %),
 // omits the optimizer's launches and the loss's elementwise kernels, and copies
-// o in bf16, where the runs copied fp32. At 256K and 512K it is 4 and 8 % too slow:
-// attention was measured for other heads.
+// o in bf16, where the runs copied fp32. At 256K and 512K it is 4 and 8 % too
+// slow: attention was measured for other heads.
 constexpr double kTolerance = 0.17;
 
 // Slows the machine down, because the runs computed gradients of weights in
