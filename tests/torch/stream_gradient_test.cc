@@ -342,7 +342,7 @@ TEST(StreamedStep, HasTheSameGradientsOverASlowLink) {
 }
 
 // A GPU's kernels round o when they read it.
-TEST(StreamedStep, ARoundedOutputChangesNoGradientOnAGpu) {
+TEST(StreamedStep, ARoundedOutputChangesNoBitOnAGpu) {
   if (!OnCuda()) GTEST_SKIP() << "sim's blocks read o in fp32";
   for (const stream::StreamOptions& stream : {Alpha(0.5), QueriesOuter(0)}) {
     StepCase c{Llama(4, 2), 71, 16, 2, stream};
