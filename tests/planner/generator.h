@@ -1,5 +1,5 @@
 // Traces of transformer training as a framework's allocator sees them: whole
-// iterations of 2,000 to 22,000 requests, and single layers.
+// iterations of 2,300 to 20,500 buffers, and single layers.
 //
 // Synthetic: requests and their order follow GPT and Llama layers (norm, qkv,
 // attention, projection, FFN; tensor and context parallel, grouped heads,
@@ -21,7 +21,7 @@
 namespace sluice::planner {
 
 struct IterationSpec {
-  std::string name;  // "gpt-7b-2mb"
+  std::string name;  // "gpt-7b-tp1-cp1-chunks1-mb2"
   int layers = 32;
   int64_t hidden = 4096;
   int64_t ffn = 16384;

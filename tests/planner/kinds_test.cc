@@ -228,7 +228,7 @@ TEST(PlanNode, TwoEqualKindsArePlannedLikeOneKind) {
     const plan::NodePlan second = MustPlan({two}, resources);
     ASSERT_EQ(first.infeasible, second.infeasible) << round;
     if (!first.infeasible.empty()) continue;
-    // Each of the four fractions is rounded down to a multiple of 1/4096.
+    // Both plans round each fraction down to a multiple of 1/4096.
     const double cut =
         4 * static_cast<double>(half) * one.classes[1].recompute_seconds / 4096;
     EXPECT_NEAR(RecomputeSeconds(two, second.ranks[0]),

@@ -12,8 +12,8 @@
 
 namespace sluice::planner {
 
-// A time limit that is never reached: the search ends by its work, so that a
-// slow machine proves the same.
+// A time limit that no search of a test reaches. The searches end by their
+// work, so that a slow machine proves the same.
 constexpr absl::Duration kNoClock = absl::Minutes(5);
 
 // Places the items greedily into empty memory.

@@ -66,8 +66,8 @@ class RankRun {
   void MakeContext();
   void Step();
   void LookIntoMemory();
-  // A barrier. Ranks are threads of one process, so the measured rank allocates
-  // alone.
+  // Waits for all ranks. Ranks are threads of one process and share the region,
+  // so the measured rank allocates alone.
   void Meet() { EXPECT_THAT(collectives_.Barrier(), IsOk()); }
 
   const StepCase& case_;

@@ -1,6 +1,6 @@
 // Measures the memory of one rank in a real streamed step, by the region
-// allocator and the memory itself. planner/stream only gives the size of the
-// host region.
+// allocator and the memory itself. planner/stream gives only the sizes of host
+// memory.
 #pragma once
 
 #include <vector>
@@ -28,8 +28,8 @@ struct MeasuredStep {
   std::vector<plan::SegmentKind> kinds;
 };
 
-// Runs `steps` steps on all ranks of `c` and measures `rank`. `states` is the
-// place of its optimizer's states.
+// Runs `steps` steps on all ranks of `c` and measures `rank`. `states` is where
+// the optimizers' states are.
 MeasuredStep MeasureStep(const StepCase& c, int rank, int steps,
                          stream::StatePlace states);
 

@@ -8,10 +8,10 @@
 
 namespace sluice::runtime {
 
-// Draws every field of StreamOptions from `seed`.
+// Draws a step from `seed`.
 StepCase RandomStep(uint64_t seed);
 
-// Returns one line with all fields.
+// Returns one line with all drawn fields.
 std::string ToString(const StepCase& c);
 
 }  // namespace sluice::runtime

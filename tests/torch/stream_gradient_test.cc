@@ -1,5 +1,5 @@
-// Tests that every shape that a user may choose has the gradients of plain
-// autograd.
+// Tests that streamed steps have the gradients of plain autograd, in each kind
+// of shape that a user may choose.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones_like.h>
 

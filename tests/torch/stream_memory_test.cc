@@ -88,7 +88,8 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
-  // Runs a step. Returns its peak allocation, without tokens and weights.
+  // Runs a step. Returns its peak allocation without tokens, weights and
+  // gradients.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size, node_);

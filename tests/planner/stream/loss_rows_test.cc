@@ -20,7 +20,8 @@ TEST(LossRows, AreAsManyAsHiddenIfTheVocabularyIsLarge) {
   }
 }
 
-// In Llama 8B more rows would only take memory: 256 rows take 128 MiB.
+// In Llama 8B more rows would only take memory: 256 rows of fp32 logits take
+// 125 MiB.
 TEST(LossRows, AreFewerIfTheHeadIsASmallPartOfTheModel) {
   const ModelShape model = ModelWithVocabulary(32, 4096, 128256);
   const int64_t rows = LossRows(model, 2);

@@ -129,8 +129,8 @@ TEST(PlanByPasses, EachDistinctPassIsPlannedOnce) {
                                    return Flat(trace);
                                  });
   ASSERT_THAT(plan, IsOk());
-  // The 177 passes have few distinct forms: forward, backward, and the ends of
-  // runs. Level 2 is planned once.
+  // Passes have few distinct forms: forward, backward, and the ends of runs.
+  // Level 2 is planned once.
   EXPECT_LE(calls, 12);
 }
 

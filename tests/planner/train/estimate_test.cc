@@ -206,8 +206,8 @@ TEST(TrainEstimate, PythonReachesLongSequencesInStepsOfAnHour) {
 }
 
 TEST(TrainEstimate, KeepingTheAttentionOutputSavesOneAttentionForward) {
-  // If attention dominates, FPDT does 4.5 units of work and Sluice 3.5
-  // (DESIGN.md).
+  // If attention dominates, its forward is 1 unit of work and its backward 2.5.
+  // FPDT does 4.5 units, since it also recomputes forward, and Sluice 3.5.
   Request request = Ask("gpt-7b", "a800-80g", Method::kFpdt, 8, 4096 * K);
   const Estimate fpdt =
       EstimateStep(request, {.sp = 8, .zero = 3, .chunk = 64 * K});

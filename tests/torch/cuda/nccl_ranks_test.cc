@@ -60,7 +60,7 @@ TEST_F(NcclRanks, NothingIsIssuedAfterAnAbort) {
   EXPECT_EQ(Findings(), "");
 }
 
-// The run's timeout must replace c10d's of five minutes.
+// The run's timeout must replace c10d's default.
 TEST_F(NcclRanks, AnAbsentRankIsAwaitedForTheRunsTimeout) {
   const auto absent = Start(0, "idle"), other = Start(1, "await-nobody");
   const ChildResult result = other->Join(kLong);
