@@ -129,11 +129,11 @@ TEST(Ejection, AllPlansAreValidAnd95PercentAreOptimal) {
 struct EjectionCase {
   LargeSpec::Shape shape;
   uint32_t seed;
-  int64_t most;  // percent of the race's gap that may remain
+  int64_t most;  // percent of the greedy race's gap that may remain
 };
 class EjectionOf : public ::testing::TestWithParam<EjectionCase> {};
 
-TEST_P(EjectionOf, LowersTheRacesPeakWithTheSamePlanEveryTime) {
+TEST_P(EjectionOf, LowersTheGreedyRacesPeakAndIsDeterministic) {
   const EjectionCase& p = GetParam();
   const plan::Trace trace = GenerateLarge({"", 3000, p.shape}, p.seed);
   const Problem problem = Normalise(trace);

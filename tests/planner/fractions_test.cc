@@ -70,8 +70,8 @@ TEST(PlanNode, TheClassThatCostsMostPerByteIsSwappedFirst) {
             "add 0.0001 s a layer, 0.107 s a GiB");
 }
 
-// Half of the class is copied within the window. The rest takes 2/3 s to copy,
-// or a second to recompute.
+// Half of ffn_up is copied within the window. The other half takes 2/3 s to
+// copy, or a second to recompute.
 TEST(PlanNode, AClassThatIsCostlyToRecomputeIsSwappedBeyondTheWindow) {
   plan::RankProfile p = SampleProfile(0);
   p.classes[1].recompute_seconds = 2;

@@ -322,7 +322,7 @@ void Optimizer(const IterationSpec& spec, GeneratedTrace& r) {
   r.Free(norms);
 }
 
-// One micro-batch: forward, loss, backward.
+// Makes the requests of one micro-batch: forward, loss, backward.
 void MicroBatch(const IterationSpec& spec, GeneratedTrace& r, uint32_t seed) {
   Layer layer(spec, r);
   const Handle ids = r.Malloc("ids", spec.tokens * 8);

@@ -102,7 +102,7 @@ TEST(PlanNode, ALinkWithoutRanksLimitsNoRank) {
   EXPECT_EQ(PlanOne(SampleProfile(0), Resources(1, kPlenty, 0)).alpha, 1);
 }
 
-TEST(PlanNode, NoBudgetGivenMeansNoLimit) {
+TEST(PlanNode, WithoutABudgetHostMemoryIsNotLimited) {
   NodeResources resources = Resources(kFast, Bytes(0));
   resources.hosts.clear();
   EXPECT_EQ(PlanOne(SampleProfile(0), resources).alpha, 1);

@@ -21,7 +21,8 @@ namespace sluice::runtime {
 namespace {
 
 constexpr uint64_t kShapes = 200;
-// The largest prediction, relative to the tallest recorded heap of transients.
+// The largest prediction that passes, relative to the tallest recorded heap of
+// transients.
 constexpr double kMostTransients = 1.15;
 
 // Returns the scratch bytes that oneDNN takes for a bf16 product of [64, inner]

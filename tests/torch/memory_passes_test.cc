@@ -17,7 +17,7 @@ using planner::train::ForwardPasses;
 using planner::train::Passes;
 using planner::train::RecomputedPasses;
 
-// Bytes of all passes, before the loss and from it on.
+// Bytes of all passes before the loss, and from the loss on.
 struct PassBytes {
   double forward = 0, backward = 0;
 };

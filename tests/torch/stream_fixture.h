@@ -56,7 +56,7 @@ struct StepOutcome {
 at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
                 int rank);
 
-// Weights that differ from their special initial values, and a text with some
+// Weights without special values such as a norm's ones, and a text with some
 // ignored labels.
 struct StepData {
   ModelTensors weights;

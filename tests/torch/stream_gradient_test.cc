@@ -376,7 +376,7 @@ TEST(StreamedStepOracle, CountsANaNAsTheWorstErrorEvenIfErrorsFollow) {
 
 class StreamedStepInBf16 : public ::testing::TestWithParam<Named> {};
 
-TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
+TEST_P(StreamedStepInBf16, IsAboutAsExactAsPlainTorch) {
   StepCase c = GetParam().c;
   c.dtype = at::kBFloat16;
   const StepData data = MakeStepData(c, 23);

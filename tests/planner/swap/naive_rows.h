@@ -11,7 +11,7 @@ namespace sluice::planner {
 // Returns |value|, at least 1, as the unit of a difference.
 double Near(double value);
 // Returns whether `a` is at most `b`: by step, then recomputation, then moved
-// bytes. Seconds within `tolerance` times the step of each other are equal.
+// bytes. Times that differ by at most `tolerance` of a step count as equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance = 1e-9);
 // Returns the largest violation of a fraction row, or of a capacity as a part

@@ -8,8 +8,9 @@
 
 namespace sluice::planner {
 
-// Returns 1 to 8 ranks on 1 or 2 NUMA nodes, with a link each, shared switches,
-// and up to 12 tensors each. Limits are roomy to infeasible.
+// Returns a node of 1 to 8 ranks on 1 or 2 NUMA nodes. Each rank has a link of
+// its own, maybe a shared switch, and up to 12 tensors. The limits are roomy,
+// tight or infeasible.
 NodeSwapProblem RandomNode(std::mt19937& random);
 
 // Gives each rank up to three kinds of layers. The kinds have the same tensors

@@ -151,7 +151,7 @@ TEST(CsvTrace, MissingAndDuplicateColumnsAreNamed) {
 
 // ---- Request log -----------------------------------------------------------
 
-TEST(RequestLog, TimeIsTheLineAndUnfreedBuffersLiveToTheEnd) {
+TEST(RequestLog, ARequestsTimeIsItsLineAndUnfreedBuffersLiveToTheEnd) {
   const auto named = Read("malloc a 512\nmalloc b 100\nfree a\n");
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("a [1, 3) 512", "b [2, 4) 100"));

@@ -84,7 +84,8 @@ TEST(Ring, KeepsWhatItsRecomputationSays) {
   const Estimate selective = EstimateStep(request, settings);
   settings.recompute = Recompute::kFull;
   const Estimate full = EstimateStep(request, settings);
-  const double layers = 32.0 * 8 * kKi * 2;  // bytes of one element
+  // Bytes that one element per token takes in all layers.
+  const double layers = 32.0 * 8 * kKi * 2;
   EXPECT_NEAR(none.memory.skeletal, layers * request.model.skeletal_elements(),
               1);
   // The input and o are kept whole. Half of the rest is kept: q, k, v, o's

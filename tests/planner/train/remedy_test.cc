@@ -105,8 +105,8 @@ TEST(TrainRemedy, ARefusalForAThousandGpusTakesLittleTime) {
   }
 }
 
-// A further rank slows the step if its network traffic takes longer than its
-// compute saves.
+// A further rank slows the step if it adds more network time than it saves
+// compute time.
 TEST(TrainRemedy, GpusThatMakeNothingFasterStayIdle) {
   Request request = AskForRemedy("gpt-2.7b", "h100-80g", Method::kUlysses, 16,
                                  16 * kKibiTokens);

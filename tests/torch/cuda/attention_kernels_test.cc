@@ -35,7 +35,7 @@ struct Shape {
   }
 };
 
-// Returns a CPU tensor [rows, heads, dim] in fp64 with values of bf16.
+// Returns a CPU tensor [rows, heads, dim] in fp64. bf16 can hold its values.
 at::Tensor Drawn(int64_t rows, int64_t heads, int64_t dim) {
   return at::randn({rows, heads, dim}).to(kBf16).to(at::kDouble);
 }

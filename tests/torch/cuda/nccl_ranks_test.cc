@@ -26,7 +26,8 @@ constexpr absl::Duration kLong = absl::Seconds(100);
 
 class NcclRanks : public ::testing::Test {
  protected:
-  // With `silent`, NCCL does not report a death, as within a node.
+  // With `silent`, NCCL does not report a death, as within a node. Without
+  // `aborts`, an abort is a finding.
   std::unique_ptr<Child> Start(int rank, const std::string& what,
                                bool silent = true, bool aborts = true) {
     return Child::Spawn(
