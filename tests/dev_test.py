@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""./dev reports wrong arguments before it builds anything."""
+"""Tests ./dev's errors and help texts, and the Python tests' error without an
+environment."""
 
 import os
 import subprocess

@@ -1,6 +1,6 @@
 """Helpers for the tests of ./verify: run it on the fake driver and read what
-it writes. A test program's first two arguments are the folder of `verify` and
-the programs that it runs, and the folder of the fakes."""
+it writes. A test program's first argument is the folder that has `verify` and
+the programs that it runs. The second is the folder of the fakes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ class Verify(unittest.TestCase):
         folder = tempfile.TemporaryDirectory(prefix="verify-test-")
         self.addCleanup(folder.cleanup)
         self.folder = folder.name
-        # Fake nodes of processes that the tests kill.
+        # The fake driver's files. A process that a test kills leaves its own.
         nodes = tempfile.TemporaryDirectory(prefix="verify-test-",
                                             dir="/dev/shm")
         self.addCleanup(nodes.cleanup)
@@ -66,7 +66,7 @@ class Verify(unittest.TestCase):
                            self.verify("--only", name, *arguments, **how))
 
     def expect_hangs(self, name, last, limits_s, *arguments, **how):
-        """Expects that the check, which hangs after it has printed `last`, is
+        """Expects that the check hangs after it has printed `last`, and is
         ended at its limit. A slow machine may reach a limit before the check
         prints `last`; then the next of `limits_s` is tried."""
         for limit_s in limits_s:

@@ -1,11 +1,11 @@
-"""The check `torch` of ./verify --python on a machine without a GPU: for each
-thing that a user's environment may lack, the check prints a line that says
-what to do.
+"""Tests the check `torch` of ./verify --python without a GPU: the check
+reports what a user's environment lacks, attention kernels that fail, and wrong
+results.
 
     sluice_verify_test.py    (deploy/bundle/torch, client/python in PYTHONPATH)
 
-If a case needs the GPU, the test replaces that part of the check.
-torch_test.py runs the same faults on the fakes, through ./verify.
+The tests replace the parts of the check that need a GPU. torch_test.py injects
+most of these faults on the fakes, through ./verify.
 """
 
 import os
@@ -61,12 +61,13 @@ class Environment(unittest.TestCase):
 
 
 class Attention(unittest.TestCase):
-    """Checks how kernels.attend() judges kernels. The CPU computes their
-    blocks, and one kernel's results are replaced by wrong ones."""
+    """Tests kernels.attend(). The CPU computes the results of all kernels; a
+    case may replace those of one kernel."""
 
     def attend(self, wrong_kernel="", first_wrong=None):
         """Returns (the reason of the failure or "", what the check recorded).
-        `first_wrong(block)` computes the result of `wrong_kernel`."""
+        `first_wrong(block)` returns the results of `wrong_kernel`, given the
+        right ones."""
         block, inputs = kernels._block, kernels._qkv
 
         def computed(q, k, v, mask, kernel="auto", **options):
@@ -86,7 +87,7 @@ class Attention(unittest.TestCase):
                 return str(failure), value
         return "", value
 
-    def test_right_numbers_pass(self):
+    def test_right_results_pass(self):
         said, value = self.attend()
         self.assertEqual(said, "")
         self.assertEqual(value["blocks"], dict.fromkeys(

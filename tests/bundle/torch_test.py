@@ -16,7 +16,7 @@ import unittest
 from kit import BIN, FAKE, Verify
 
 PYTHON = os.path.abspath(sys.argv[3])
-# Torch's own allocator is used in addition to the leases.
+# `malloc=1`: torch's own allocator also allocates memory, beside the leases.
 NODE = "gpus=2,memory_mib=256,malloc=1,host_numa=0"
 # Jitter, so that operations are rarely ordered by luck.
 LATE = NODE + ",jitter_us=500"
@@ -39,15 +39,16 @@ class OfTorch(Verify):
     patience_s = 1000
 
     def verify(self, *arguments, **how):
-        # A check's default limit is meant for a GPU; the fakes compute on busy
-        # CPUs.
+        # A check's default limit is meant for a GPU; the fakes compute on the
+        # CPU.
         if "--limit" not in arguments:
             arguments += ("--limit", "900")
         return super().verify(*arguments, **how)
 
     def python(self, fault="", fakes=True):
-        """Returns the Python to pass to --python: one on the fakes, which runs
-        `fault` before anything else."""
+        """Makes a Python for --python and returns its path. This Python runs
+        `fault` before anything else; it uses the fakes unless `fakes` is
+        False."""
         folder = self.folder + "/environment/bin"
         os.makedirs(folder)
         with open(folder + "/sitecustomize.py", "w") as file:
@@ -109,7 +110,7 @@ class Passes(OfTorch):
         self.assertIn("cudnn", cudnn[0]["why_not"].lower())
         self.nothing_runs()
 
-    def test_torch_and_gradients_pass_and_name_no_machine(self):
+    def test_torch_and_gradients_pass_and_their_archive_names_no_machine(self):
         checks = self.verify("--only", "torch,gradients", "--python",
                              self.python(), fake=LATE)
         for name, check in checks.items():
@@ -128,7 +129,7 @@ class Passes(OfTorch):
             [("causal", False, False, "efficient"),
              ("causal", False, True, "efficient"),
              ("causal", True, False, "flash"), ("causal", True, True, "flash"),
-             # Blocks inside the window, and blocks at its edge.
+             # "whole scores" computes the blocks at the window's edge.
              ("window", False, False, "efficient", "whole scores"),
              ("window", False, True, "efficient", "whole scores"),
              ("window", True, False, "flash"),
@@ -218,7 +219,7 @@ class Fails:
         raise RuntimeError("CUDA error: no kernel image is available")
 torch.ops.aten.{0} = Fails(torch.ops.aten.{0})
 """
-# Scales the first result by a factor, from a given call on.
+# Scales the first result of operator {0} by {1}, after {2} calls.
 WRONG = """
 import torch
 class Wrong:
@@ -264,8 +265,8 @@ def kept(self, *args):
     return get(self, *args)
 arena.HostArena.get = kept
 """
-# Makes each query report more memory in use that is neither torch's nor a
-# lease's.
+# Each query reports 32 MiB more in use than the one before. The memory is
+# neither torch's nor a lease's.
 ASIDE = """
 import torch
 free = torch.cuda.mem_get_info
@@ -277,7 +278,7 @@ def mem_get_info(device):
 torch.cuda.mem_get_info = mem_get_info
 """
 # Number of calls of a backward kernel in the first case until the package's
-# own probe is over; the probe would detect the fault too.
+# own probe is over. A fault starts later, since the probe would detect it too.
 OF_PROBE = 45
 
 
@@ -294,7 +295,7 @@ class Gradients(OfTorch):
     def test_compute_that_does_not_wait_for_copies_fails(self):
         self.finds("gradients", "ended with status 86", NO_WAIT, fake=LATE)
 
-    def test_failing_copies_are_named(self):
+    def test_a_failing_copy_is_reported_with_its_driver_call(self):
         self.finds("gradients", "^causal, .*cuMemcpyAsync",
                    fake=NODE + ",fail=cuMemcpyAsync:40:999")
 

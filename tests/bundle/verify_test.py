@@ -25,12 +25,12 @@ from kit import BIN, FAKE, ROOT, Verify
 OF_TORCH = {"torch", "gradients", "training", "memory", "throughput"}
 
 class Passes(Verify):
-    def test_all_checks_pass_and_name_no_machine(self):
+    def test_all_checks_pass_and_the_archive_names_no_machine(self):
         checks = self.verify()
         for name, check in checks.items():
             self.assertEqual(set(check), {"name", "status", "seconds", "value",
                                           "expected", "reason"})
-            # These checks were not requested and are not counted.
+            # Skipped without --python; the run counts as passed all the same.
             if name in OF_TORCH:
                 self.assertEqual(check["status"], "skipped")
                 self.assertIn("needs --python PATH", check["reason"])
@@ -57,7 +57,7 @@ class Passes(Verify):
                          min(together["h2d_bytes_per_second"],
                              together["d2h_bytes_per_second"]))
         self.assertEqual(hardware["gpu"]["memory_bytes"], 64 << 20)
-        # A default, not a measured value.
+        # `peak_flops` is h100-80g's, since ./verify does not measure it.
         self.assertRegex(text, "peak_flops = .*# h100-80g")
         planner = BIN + "/sluicectl"  # the kit's archive has no sluicectl
         if os.path.exists(planner):
@@ -73,7 +73,7 @@ class Passes(Verify):
                           "sluice: does not fit", planned.stdout)
 
     def test_a_busy_gpu_is_skipped_and_not_passed(self):
-        # Half of GPU 1 is held as by another process of the node.
+        # A file of the fake node holds half of GPU 1, as a process would.
         node = self.folder + "/node"
         os.mkdir(node)
         with open(node + "/memory-1-1-1-0", "wb+") as held:
@@ -111,7 +111,8 @@ class Passes(Verify):
 
 
 class Rules(Verify):
-    """The check records a rules diff, which the fake driver can play."""
+    """The check `rules` records a driver's answers in a rules diff. The fake
+    driver can read the diff and then gives the same answers."""
 
     def ask(self, fake):
         checks = self.verify("--only", "rules", fake=fake)
@@ -132,8 +133,8 @@ class Rules(Verify):
         self.assertEqual(value["not_asked"], [])
         self.assertEqual(len(answered), assumed)
 
-    # Answers that differ from the assumed ones: (the call's code, the code of
-    # a later wait).
+    # Answers that differ from the assumed ones. By rule: the call's code, and
+    # the code of a later wait.
     PLAYED = {"NotForked": (801, 0), "ReleaseNeedsContext": (0, 0),
               "WholeMemory": (0, 0), "UnmapIdle": (0, 0),
               "FreeUnmapped": (0, 0), "RegisterWritable": (801, 0),
@@ -141,7 +142,7 @@ class Rules(Verify):
               "CopyAccess": (0, 700), "CopyOneRegistration": (0, 0),
               "OperationPinned": (0, 700), "FillPinned": (0, 0)}
 
-    def test_a_played_diff_is_recorded_again(self):
+    def test_the_answers_of_a_diff_are_given_and_recorded(self):
         lines = self.ask("gpus=2")["diff"].splitlines(keepends=True)
         for i, line in enumerate(lines):
             name, *_ = line.split()
@@ -156,7 +157,7 @@ class Rules(Verify):
         self.assertEqual(value["diff"], "".join(lines))
         self.assertEqual(len(value["differs"]), len(self.PLAYED))
 
-    def test_measured_answers_are_played(self):
+    def test_measured_answers_are_given(self):
         folder = ROOT + "/tests/fake_cuda/measured/"
         for name in os.listdir(folder):
             with open(folder + name) as file:
@@ -180,8 +181,10 @@ class Rules(Verify):
         played = self.folder + "/played.diff"
         with open(played, "w") as file:
             file.write("UnmapIdle assumed=7 answer=0 then=0\n")
-        self.verify("--only", "rules", fake="rules=" + played)
+        checks = self.verify("--only", "rules", fake="gpus=2,rules=" + played)
         self.assertEqual(self.status, 3)
+        self.assertIn("not of this table: 'UnmapIdle",
+                      checks["rules"]["reason"])
 
 
 class Faults(Verify):
@@ -264,8 +267,8 @@ class Faults(Verify):
                           fake="kernels=" + forms)
 
     def test_a_call_that_never_returns_fails_conformance(self):
-        # Ended by the check's own limit, or a moment later by the limit of all
-        # checks.
+        # The check ends the hanging suite shortly before its limit of 4 s, or
+        # else ./verify ends the check.
         self.expect_fails("conformance", "did not end within [34]", "--limit",
                           "4", fake="hang=cuMemUnmap:1")
         self.nothing_runs()
@@ -284,7 +287,8 @@ class Faults(Verify):
 
 class Aborts(Verify):
     def await_check(self, process, name):
-        """Waits for the process of that check and returns its pid."""
+        """Waits until `process` has started the check `name` and returns the
+        check's pid."""
         for _ in range(400):
             for pid in filter(str.isdigit, os.listdir("/proc")):
                 try:
@@ -302,7 +306,7 @@ class Aborts(Verify):
 
     HANGS = "hang=cuMemUnmap:1"
 
-    def test_ctrl_c_leaves_an_archive_with_what_was_done(self):
+    def test_ctrl_c_leaves_an_archive_with_the_checks_so_far(self):
         process = self.start("--only", "doctor,conformance", fake=self.HANGS)
         self.await_check(process, "conformance")
         process.send_signal(signal.SIGINT)
@@ -314,7 +318,7 @@ class Aborts(Verify):
         self.assertEqual(os.listdir(self.folder),
                          ["sluice-verify-test.tar.gz"])
 
-    def test_kill_9_ends_the_daemon_of_a_check_too(self):
+    def test_kill_9_of_verify_also_ends_the_daemon_of_its_check(self):
         process = self.start("--only", "daemon",
                              fake="hang=cuMemImportFromShareableHandle:1")
         pid = self.await_check(process, "daemon")
@@ -330,7 +334,7 @@ class Aborts(Verify):
         self.assertEqual(os.listdir(self.folder),
                          ["sluice-verify-test.tar.gz"])
 
-    def test_kill_9_leaves_an_archive_and_no_process(self):
+    def test_kill_9_of_verify_leaves_an_archive_and_no_process(self):
         process = self.start("--only", "doctor,conformance", fake=self.HANGS)
         self.await_check(process, "conformance")
         process.kill()

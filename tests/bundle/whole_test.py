@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""./verify --python PATH with all of its checks in one run, on the fakes: it
-passes and writes one small archive.
+"""Runs ./verify --python PATH with all of its checks on the fakes: no check
+fails, and the archive is small.
 
     whole_test.py BIN_FOLDER FAKE_FOLDER PYTHON
 """
@@ -17,7 +17,7 @@ MOST_ARCHIVED = 1 << 20  # bytes; the archive contains only text
 class Whole(torch_test.OfTorch):
     patience_s = 1200
 
-    def test_passes_and_leaves_one_small_archive(self):
+    def test_no_check_fails_and_the_archive_is_small(self):
         checks = self.verify("--python", self.python(), fake=torch_test.NODE)
         self.assertEqual(self.status, 0, self.said)
         self.assertEqual(

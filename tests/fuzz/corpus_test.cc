@@ -1,6 +1,5 @@
 // Runs each reader on its corpus and on seeded mutations of it, without
-// libFuzzer, so that every build runs them (./dev test --deep: also under ASan
-// and UBSan).
+// libFuzzer, so that every build can run them.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,8 +34,8 @@ std::vector<std::string> CorpusOf(const Reader& reader) {
 }
 
 // Applies one change like libFuzzer's: changes a byte, cuts out or repeats a
-// run, inserts a piece of another input, or writes a number at the edge of its
-// type.
+// run, inserts a piece of another input, writes one of kEdges, or cuts the end
+// off.
 std::string Mutated(std::string text, const std::vector<std::string>& corpus,
                     std::mt19937& random) {
   static const char* const kEdges[] = {"9223372036854775807",
@@ -93,8 +92,8 @@ TEST_P(Corpus, EveryMutationIsReadOrGetsOneClearLine) {
   std::mt19937 random(20261121);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   int tried = 0;
-  // Limited by count, so that a failure repeats; the clock only helps slow
-  // builds.
+  // The count limits the tries, so that a failure repeats. The clock ends only
+  // slow builds earlier.
   for (; tried < 20000 && std::chrono::steady_clock::now() < end; ++tried) {
     std::string input = corpus[random() % corpus.size()];
     for (uint32_t k = 1 + random() % 4; k > 0; --k) {

@@ -1,5 +1,5 @@
-// The entry function for libFuzzer, built once per reader (FUZZ_READER): ./dev
-// fuzz.
+// The entry function for libFuzzer. It is built once per reader (FUZZ_READER);
+// `./dev fuzz` runs the programs.
 #include <cstddef>
 #include <cstdint>
 

@@ -1,5 +1,5 @@
-// Splits an input into packets, and passes each over a real socket with
-// descriptors to the reader of the other side.
+// Splits an input into packets, and passes each over a real socket, with
+// descriptors, to wire::Receive.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace sluice::fuzz {
 
-// Consumes an input from its front. Returns zeros and empty pieces at the end.
+// Consumes an input from its front. Returns 0 and empty pieces after its end.
 class Input {
  public:
   explicit Input(std::string_view bytes) : bytes_(bytes) {}

@@ -14,7 +14,7 @@ struct Reader {
   const char* name;  // its folder in corpus/
   void (*read)(std::string_view bytes);
 
-  // googletest prints a case's parameter by this.
+  // googletest prints a case's parameter with this function.
   friend void PrintTo(const Reader& reader, std::ostream* out) {
     *out << reader.name;
   }
@@ -41,7 +41,7 @@ void ReadAsPolicy(std::string_view bytes);  // the administrators' settings
 void ReadAsState(std::string_view bytes);   // the state's slots and ring
 void ReadAsRows(std::string_view bytes);    // the rows in a state
 
-// Aborts unless `line` is one printable line of at most 2000 bytes.
+// Aborts unless `line` is one printable line of fewer than 2000 bytes.
 void CheckLine(std::string_view line);
 // Aborts unless `status` is InvalidArgument with one printable line.
 void CheckComplaint(const absl::Status& status);

@@ -35,9 +35,10 @@ def options(words):
     parser.add_argument("--seconds", type=int, default=60,
                         help="time for each target; 0: only the corpus")
     parser.add_argument("--keep", action="store_true",
-                        help="add inputs that reach new code to the corpus, "
-                        "and drop those that reach no code of their own")
-    # Only ./dev uses these options: it builds the programs that are printed.
+                        help="add to the corpus what reached something new, "
+                        "and drop from it what reaches nothing of its own")
+    # For ./dev, which builds the programs of the targets that --only-parse
+    # prints.
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--only-parse", action="store_true",
                         help=argparse.SUPPRESS)
@@ -88,8 +89,8 @@ class Fuzzer:
         print(said, flush=True)
 
     def keep(self):
-        """Keeps the fewest inputs that reach all edges of the kept and new
-        ones."""
+        """Reduces the kept and the new inputs to the fewest that reach the same
+        edges, and keeps these."""
         fresh = os.path.join(self.found, "merged")
         os.makedirs(fresh)
         self.call("-merge=1", fresh, self.kept, self.made)

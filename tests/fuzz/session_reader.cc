@@ -73,7 +73,7 @@ class Node {
     open_.erase(id);
     node_.Die(id);
   }
-  // Answers each submitted profile with the error that it is no profile.
+  // Answers each submitted profile with an error.
   void ReadProfiles() {
     for (const daemon::ReadProfile& each : std::exchange(node_.to_read, {})) {
       node_.Run([&](daemon::Core& to) {
@@ -83,8 +83,8 @@ class Node {
       });
     }
   }
-  // Does what Service::OnMessage does, without its checks of the sender and of
-  // the memfd, and without lost descriptors and acknowledgements.
+  // Does what Service::OnMessage does, except for its checks of the sender and
+  // of the memfd, lost descriptors and acknowledgements.
   void Packet(int which, int fds, std::string_view bytes) {
     if (open_.empty()) return;
     const SessionId id = Any(which);
@@ -110,7 +110,7 @@ class Node {
                                node_.clock.Now());
     });
   }
-  // A loss may be NaN, which compares equal to nothing.
+  // A state with a NaN loss does not compare equal to itself.
   void CheckSaved() const {
     if (!has_nan_) node_.CheckSaved();
   }

@@ -21,8 +21,8 @@ namespace {
 
 using daemon::StateFile;
 
-// Returns the contents of the state, or nullopt if it is refused. Appends to an
-// accepted one, as a daemon does.
+// Returns the contents of the state, or nullopt if it is refused. Writes to an
+// accepted state, as a daemon does.
 std::optional<StateFile::Contents> Opened(int fd) {
   const auto file = StateFile::Open(fd);
   if (!file.ok()) {
@@ -47,8 +47,8 @@ void ReadAsMemory(std::string_view bytes) {
   Opened(fd.get());
 }
 
-// Writes a state and damages it. It must be refused, or be read as it was after
-// one of the steps.
+// Writes a state in steps and damages it. The state must be refused, or be read
+// as it was after one of the steps.
 void ReadDamaged(Input& input) {
   const UniqueFd fd(memfd_create("fuzz", MFD_CLOEXEC));
   auto file = StateFile::Create(fd.get(), {Bytes(64), Bytes(256)});

@@ -90,8 +90,8 @@ class Draw:
             self.drawn[at] = site
 
     def build(self, tree):
-        """Builds all mutants in a clone; ccache has the objects of the other
-        sources. Replaces mutants that do not compile or cause warnings."""
+        """Builds all mutants in a clone. Replaces mutants that do not compile
+        or cause warnings."""
         shutil.rmtree(tree, ignore_errors=True)
         subprocess.run(["git", "clone", "-q", ROOT, tree], check=True)
         shutil.copy(os.path.join(HERE, "sluice_mutant.py"),
@@ -139,9 +139,9 @@ def run(entry, limit, **more):
 
 
 def look(entry, folder):
-    """Runs the test without a mutant. Returns which mutants it reaches (for
-    Python also the cases that reach each), its seconds, and whether it passes.
-    """
+    """Runs the test with all mutants off. Returns which mutants it reaches
+    (for Python also the cases that reach each), its seconds, and whether it
+    passes."""
     here = os.path.join(folder, "reached", entry.name)
     shutil.rmtree(here, ignore_errors=True)
     os.makedirs(here)
@@ -153,8 +153,8 @@ def look(entry, folder):
 
 
 def cases_of(entry, look, number):
-    """Returns the entry. A Python test runs at most CASES of the cases that
-    reach the mutant: those that reach the fewest mutants."""
+    """Returns the entry to run. A Python test runs at most CASES of the cases
+    that reach the mutant: those that reach the fewest mutants."""
     reach = collections.Counter(case for each in look["reached"].values()
                                 for case in each)
     cases = sorted(look["reached"][number], key=reach.get)[:CASES]

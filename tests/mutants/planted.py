@@ -68,8 +68,8 @@ def found_by_tests(defects):
 
 
 def found_by_analysis(defects):
-    """Removes all statements from the tree, runs the lock analysis once, and
-    expects it to name each file."""
+    """Removes the statements from the tree and runs the lock analysis once.
+    Yields, for each defect, whether the analysis names its file."""
     for defect in defects:
         path = os.path.join(TREE, defect.path)
         with open(path, encoding="utf-8") as file:

@@ -56,7 +56,7 @@ def changed(part):
 
 def of_line(path, number, line):
     cpp = not path.endswith(".py")
-    # `_mm512`: tests cannot run code for other processors. `while (true)`: a
+    # `_mm512`: not every machine can run AVX-512 code. `while (true)`: a
     # function has no return after an endless loop, so the condition must stay.
     if re.search(r"//|#|\"|constexpr|static|decltype|^\s+(using|for) |_mm512|"
                  r"while \(true\)", line):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Tests which changes of a line are found, and that a planted line runs the old
-or the new code."""
+"""Tests which changes of a line are found, that a planted line runs the old or
+the new code, and that the sources have the texts that deep tests remove."""
 
 import os
 import sys
@@ -58,8 +58,8 @@ class Sites(unittest.TestCase):
 
 
 class Listed(unittest.TestCase):
-    """Only deep tests remove the listed texts. These tests check that the
-    sources still have them."""
+    """planted.txt and nccl_defects_test.py list texts that deep tests remove.
+    The sources must still have these texts."""
 
     def test_planted_statements_are_in_their_files(self):
         for defect in planted.read():

@@ -1,5 +1,5 @@
-// Compares each arm of the portfolio with brute force, and tests what
-// PlanMemory promises about clocks, capacities and determinism.
+// Tests the arms of PlanMemory's portfolio, and what PlanMemory promises about
+// time limits, capacities and determinism.
 #include "planner/memory/arms.h"
 
 #include <gtest/gtest.h>
@@ -31,9 +31,8 @@ bool IsValid(const plan::Trace& trace, const Problem& problem,
       .ok();
 }
 
-// Guards against births at one time that are replayed in the order in which the
-// trace lists them.
-TEST(Replay, TheOrderOfATracesBuffersChangesNothing) {
+// Buffers that start in one slot are replayed in the order of their births.
+TEST(Replay, TheOrderInATraceDoesNotChangeThePlan) {
   plan::Trace trace = GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const auto by_id = [&trace] {
     const Problem problem = Normalise(trace);
@@ -50,8 +49,8 @@ TEST(Replay, TheOrderOfATracesBuffersChangesNothing) {
   EXPECT_EQ(by_id(), listed_by_birth);
 }
 
-// Guards against Ctrl-C that waits for a plan of a million buffers.
-TEST(Replay, StacksAllBuffersOnceItIsToldToStop) {
+// Otherwise Ctrl-C would wait for a plan of a million buffers.
+TEST(Replay, StacksAllBuffersOnceItMustStop) {
   const plan::Trace trace =
       GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const Problem problem = Normalise(trace);
@@ -62,8 +61,8 @@ TEST(Replay, StacksAllBuffersOnceItIsToldToStop) {
   EXPECT_EQ(PeakOf(problem, offsets), all);
 }
 
-// Guards against a greedy race that takes all of the time.
-TEST(PlanMemory, EjectionFollowsTheSweepIfTheRaceIsTooSlow) {
+// A greedy race of more than 100,000 buffers would use up ejection's time.
+TEST(PlanMemory, ALargeTraceWithASmallGapIsNotRaced) {
   const plan::Trace trace =
       GenerateLarge({"", 110'000, LargeSpec::Shape::kRandom}, 1);
   std::atomic<bool> stop = false;
@@ -82,7 +81,7 @@ TEST(PlanMemory, EjectionFollowsTheSweepIfTheRaceIsTooSlow) {
             (std::vector<std::string>{"sweep", "sweep", "window", "ejection"}));
 }
 
-// bench-planner has the full sizes, which take minutes.
+// bench-planner measures larger traces, which take minutes.
 TEST(Sweep, WastesAtMostHalfOfWhatAnOnlineAllocatorWastes) {
   for (const auto shape :
        {LargeSpec::Shape::kChurn, LargeSpec::Shape::kRandom}) {
@@ -103,7 +102,7 @@ TEST(Sweep, WastesAtMostHalfOfWhatAnOnlineAllocatorWastes) {
   }
 }
 
-TEST(Ejection, IsValidAndMostlyOptimal) {
+TEST(Ejection, AllPlansAreValidAnd95PercentAreOptimal) {
   std::mt19937 random(23);
   int rounds = 0, optimal = 0;
   for (int round = 0; round < 300; ++round) {
@@ -130,11 +129,11 @@ TEST(Ejection, IsValidAndMostlyOptimal) {
 struct EjectionCase {
   LargeSpec::Shape shape;
   uint32_t seed;
-  int64_t most;  // percent of the race's gap that may remain
+  int64_t most;  // percent of the greedy race's gap that may remain
 };
 class EjectionOf : public ::testing::TestWithParam<EjectionCase> {};
 
-TEST_P(EjectionOf, LowersTheRacesPeakWithTheSamePlanEveryTime) {
+TEST_P(EjectionOf, LowersTheGreedyRacesPeakAndIsDeterministic) {
   const EjectionCase& p = GetParam();
   const plan::Trace trace = GenerateLarge({"", 3000, p.shape}, p.seed);
   const Problem problem = Normalise(trace);
@@ -161,7 +160,7 @@ INSTANTIATE_TEST_SUITE_P(
                       EjectionCase{LargeSpec::Shape::kChurn, 5, 75}));
 
 TEST(Ejection, EndsWithItsBudgetAndWithTheClock) {
-  // The optimum is 18 units and max-live 17, so the target is never met.
+  // The optimum is 18 units, so the target, max-live of 17, is never met.
   const Problem open = Normalise(AboveMaxLive());
   const GreedyResult race = GreedyRace(open, INT64_MAX, open.max_live, kNever);
   LowerByEjection(open, race.offsets, open.max_live, 1'000'000, kNever);
@@ -238,7 +237,7 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
 // Most of the trace is one large piece, next to a short piece and above two
 // buffers that live throughout. The search of the large piece starts from the
 // race's result for the whole trace.
-TEST(PlanMemory, PiecesOfALargeTraceKeepWhatTheRaceFound) {
+TEST(PlanMemory, ALargeTraceInPiecesGetsAPeakBelowTheRaces) {
   plan::Trace trace = GenerateLarge({"", 1500, LargeSpec::Shape::kChurn}, 2);
   const int64_t end = trace.end;
   trace.buffers.push_back({9001, 0, end, Bytes(12345678)});
@@ -321,7 +320,7 @@ TEST_P(PlanMemoryOf, EveryRunReturnsTheSamePlan) {
 
 INSTANTIATE_TEST_SUITE_P(Traces, PlanMemoryOf, ::testing::Range(0, 4));
 
-TEST(PlanMemory, ATimeLimitEndsItWithAValidPlan) {
+TEST(PlanMemory, ATimeLimitEndsPlanningWithAValidPlan) {
   for (const auto& [buffers, shape] :
        {std::pair(60000, LargeSpec::Shape::kRandom),
         std::pair(60000, LargeSpec::Shape::kChurn),
@@ -335,12 +334,12 @@ TEST(PlanMemory, ATimeLimitEndsItWithAValidPlan) {
     ASSERT_TRUE(plan.ok());
     EXPECT_TRUE(plan->valid);
     EXPECT_EQ(plan->stopped_by, "time");
-    // A busy machine may take longer; the target is 1.4 s.
+    // The target is 1.4 s. A busy machine may take up to 5 s.
     EXPECT_LT(took.count(), 5);
   }
 }
 
-TEST(PlanMemory, ProgressNamesArmsAndNeverRises) {
+TEST(PlanMemory, ProgressNamesArmsAndItsPeakNeverRises) {
   std::vector<MemoryProgress> seen;
   const auto plan = PlanMemory(
       ReadCsv("B.1048576.csv"),

@@ -50,7 +50,7 @@ TEST(Cbc, FindsAndProvesTheOptimumFromTheWorstStart) {
   }
 }
 
-// Sizes are near 2^40 and have no common divisor. CBC gets scaled sizes, but
+// Sizes of up to 2^40 have no common divisor. CBC gets scaled sizes, but
 // offsets stay exact and the bound stays valid.
 TEST(Cbc, LargeOddSizesStayExact) {
   std::mt19937 random(6);

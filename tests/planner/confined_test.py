@@ -1,8 +1,6 @@
 #!/usr/bin/env python3
-"""A worker has no capabilities, whatever its daemon has: confined_test.py
-WORKER
-
-Needs root, to start a worker with some capabilities."""
+"""confined_test.py WORKER: a worker drops the capabilities and the priority
+limit that it inherits from its daemon. The tests are skipped without root."""
 
 import os
 import re

@@ -17,7 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-TEST(PlanNode, AllRanksHaveTheAlphaOfTheTightestLink) {
+TEST(PlanNode, RanksOfASharedClassHaveTheAlphaOfTheTightestLink) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0), SampleProfile(1),
                                              SampleProfile(2)};
   for (plan::RankProfile& p : profiles) p.classes[1].shared = true;
@@ -32,7 +32,7 @@ TEST(PlanNode, AllRanksHaveTheAlphaOfTheTightestLink) {
               HasSubstr("link pcie1 d2h is full"));
 }
 
-TEST(PlanNode, RanksThatShareNothingUseWhatTheirOwnLinksHave) {
+TEST(PlanNode, RanksWithoutASharedClassUseAllThatTheirOwnLinksHave) {
   const std::vector<plan::RankProfile> profiles = {
       SampleProfile(0), SampleProfile(1), SampleProfile(2)};
   NodeResources resources = Resources(6e6, kPlenty, 2);
@@ -70,8 +70,8 @@ TEST(PlanNode, TheClassThatCostsMostPerByteIsSwappedFirst) {
             "add 0.0001 s a layer, 0.107 s a GiB");
 }
 
-// Half of the class is copied within the window. The rest takes 2/3 s to copy,
-// or a second to recompute.
+// Half of ffn_up is copied within the window. The other half takes 2/3 s to
+// copy, or a second to recompute.
 TEST(PlanNode, AClassThatIsCostlyToRecomputeIsSwappedBeyondTheWindow) {
   plan::RankProfile p = SampleProfile(0);
   p.classes[1].recompute_seconds = 2;
@@ -93,8 +93,8 @@ plan::RankProfile Keeper(Bytes transient_capacity) {
   return p;
 }
 
-TEST(PlanNode, MemoryThatTransientBuffersLeaveHoldsKeptRows) {
-  // 10 MB beside the transient buffers: a quarter of 10 layers of 4 MB.
+TEST(PlanNode, RowsAreKeptInMemoryThatTransientBuffersLeaveFree) {
+  // The transient buffers leave 10 MB free, a quarter of 10 layers of 4 MB.
   plan::RankProfile p = Keeper(Bytes((1 << 20) + 10'000'000));
   const plan::RankPlan rank = PlanOne(p, Resources(3e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.keep, 0.25);
@@ -133,7 +133,7 @@ TEST(PlanNode, GivenFractionsAreObeyed) {
   EXPECT_EQ(rank.classes[1].fractions.swap, 0.25);
   EXPECT_EQ(rank.classes[1].why, "keep 0.125, swap 0.25 was asked for");
   EXPECT_EQ(rank.alpha_limited_by, "flag");
-  p.alpha = 1;  // of what is not kept
+  p.alpha = 1;  // a fraction of the rows that are not kept
   p.classes[1].given.swap.reset();
   EXPECT_EQ(PlanOne(p, Resources(kFast, kPlenty)).classes[1].fractions,
             (plan::TokenFractions{0.125, 0.875, 0}));
@@ -196,7 +196,7 @@ TEST(PlanNode, AMissingByteOfHostMemoryCostsOneStepOfAlpha) {
             4095. / 4096);
 }
 
-// The profile of a second round: its lease already has the kept rows.
+// An earlier planning round settled the profile; its lease has the kept rows.
 TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
   plan::RankProfile p = Keeper(Bytes(1 << 20));
   p.settled = true;
@@ -270,13 +270,11 @@ TEST(PlanNode, RanksOfUnequalSpeedGetOneAlphaThatUsesTheHostBudget) {
 
 using Swaps = std::vector<std::vector<double>>;  // [profile][class]
 
-// CostOf evaluates the rows of the LP independently. Returns nullopt if a row
-// does not hold, else the seconds of the slowest rank's step, and those of all
-// ranks' recomputation.
 struct Cost {
-  double step = 0;
-  double recompute = 0;
+  double step = 0;       // seconds of the slowest rank's step
+  double recompute = 0;  // seconds of recomputation, all ranks together
 };
+// Evaluates the limits without the LP. Returns nullopt if a limit is exceeded.
 std::optional<Cost> CostOf(const std::vector<plan::RankProfile>& profiles,
                            const NodeResources& resources, const Swaps& swaps) {
   const auto bytes = [](Bytes b) { return static_cast<double>(b.count()); };
@@ -428,7 +426,7 @@ std::optional<double> LargestAlpha(const RandomFractions& node) {
   return std::nullopt;
 }
 
-TEST(PlanNode, RowsHoldAndNoNodeIsWorseThanWithOneAlpha) {
+TEST(PlanNode, LimitsHoldAndNoNodeIsSlowerThanWithOneAlpha) {
   std::mt19937 random(9);
   int fits = 0, better = 0;
   for (int round = 0; round < 200; ++round) {
@@ -439,7 +437,7 @@ TEST(PlanNode, RowsHoldAndNoNodeIsWorseThanWithOneAlpha) {
     const plan::NodePlan plan = MustPlan(node.profiles, node.resources);
     ASSERT_EQ(plan.infeasible, "");
     Swaps swaps;
-    double step = 0;  // the possible cost of rounding down to 1/4096
+    double step = 0;  // seconds that rounding down to 1/4096 may cost
     for (size_t r = 0; r < node.profiles.size(); ++r) {
       swaps.emplace_back();
       for (size_t c = 0; c < plan.ranks[r].classes.size(); ++c) {

@@ -12,7 +12,7 @@ namespace {
 constexpr int64_t kHalf = 2;  // bytes of bf16
 constexpr int64_t kFull = 4;  // bytes of fp32
 
-// Records requests in order; the clock advances with each.
+// Records requests in order; the clock advances with each request.
 class GeneratedTrace {
  public:
   using Handle = size_t;
@@ -73,7 +73,8 @@ using Handle = GeneratedTrace::Handle;
 // Buffers that a layer's forward keeps for its backward.
 using Kept = std::vector<Handle>;
 
-// The requests of a layer. Sizes are of one rank and one chunk of its tokens.
+// Makes the requests of a layer. Sizes are of one rank and one chunk of its
+// tokens.
 class Layer {
  public:
   Layer(const IterationSpec& spec, GeneratedTrace& recorder)
@@ -158,8 +159,8 @@ class Layer {
     if (reduced != projected && spec_.tensor_parallel > 1) r_.Free(reduced);
   }
 
-  // One block of k and v. With context parallelism the next block arrives while
-  // this one is computed.
+  // Computes one block of k and v. With context parallelism the next block
+  // arrives during this.
   void AttentionBlock(int step) {
     for (int hop = 0; hop < spec_.context_parallel; ++hop) {
       std::vector<Handle> scratch;
@@ -199,7 +200,7 @@ class Layer {
     return spec_.tensor_parallel > 1 ? r_.Malloc(name, shard_) : Handle{0};
   }
 
-  // Recomputes half of the tokens, which were neither kept nor swapped.
+  // Recomputes the half of the tokens that is not swapped.
   Kept Recompute() {
     Kept made;
     for (const auto& [name, bytes] :
@@ -249,7 +250,7 @@ class Layer {
                   spec_.hidden * spec_.hidden / spec_.tensor_parallel * kHalf);
     r_.FreeAll({gathered, weight});
     const Handle delta = r_.Malloc("delta", lse_);
-    const Handle query = r_.Malloc("grad.q", 2 * query_);  // accumulates, fp32
+    const Handle query = r_.Malloc("grad.q", 2 * query_);  // fp32
     for (int step = 0; step <= chunk; ++step) BackwardBlock(step);
     const Handle key_value = r_.Malloc("grad.kv", 2 * key_);
     r_.FreeAll({delta, out});
@@ -321,7 +322,7 @@ void Optimizer(const IterationSpec& spec, GeneratedTrace& r) {
   r.Free(norms);
 }
 
-// One micro-batch: forward, loss, backward.
+// Makes the requests of one micro-batch: forward, loss, backward.
 void MicroBatch(const IterationSpec& spec, GeneratedTrace& r, uint32_t seed) {
   Layer layer(spec, r);
   const Handle ids = r.Malloc("ids", spec.tokens * 8);
@@ -379,8 +380,8 @@ NamedTrace GenerateLayer(const IterationSpec& spec, LayerPass pass,
   layer.Backward(&kept, gradient);
   NamedTrace both = r.Take();
   if (pass == LayerPass::kBoth) return both;
-  // Takes only the backward: buffers kept by forward, alive from the start, and
-  // the backward's own requests.
+  // Returns only the backward's requests, and the buffers that the forward
+  // keeps, which live from the start.
   const int64_t start = both.trace.buffers[gradient].lower;
   NamedTrace out{.trace = {.end = both.trace.end - start,
                            .alignment = both.trace.alignment},

@@ -1,5 +1,5 @@
 // Traces of transformer training as a framework's allocator sees them: whole
-// iterations of 2,000 to 22,000 requests, and single layers.
+// iterations of 2,300 to 20,500 buffers, and single layers.
 //
 // Synthetic: requests and their order follow GPT and Llama layers (norm, qkv,
 // attention, projection, FFN; tensor and context parallel, grouped heads,
@@ -21,7 +21,7 @@
 namespace sluice::planner {
 
 struct IterationSpec {
-  std::string name;  // "gpt-7b-2mb"
+  std::string name;  // "gpt-7b-tp1-cp1-chunks1-mb2"
   int layers = 32;
   int64_t hidden = 4096;
   int64_t ffn = 16384;
@@ -64,8 +64,8 @@ std::vector<NamedTrace> StandardLayers(int count, uint32_t seed);
 
 // Returns a MiniMalloc CSV (id,lower,upper,size).
 std::string ToCsv(const plan::Trace& trace);
-// Returns the paper's request log, which has only the order of requests: frees
-// before mallocs of the same time.
+// Returns a request log as in MEMO. It has only the order of requests; frees
+// come before mallocs of the same time.
 std::string ToRequestLog(const plan::Trace& trace);
 
 }  // namespace sluice::planner

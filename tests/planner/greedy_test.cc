@@ -1,4 +1,5 @@
-// Compares the index of placed items with a placer that checks every pair.
+// Tests the index of placed items against a placer that checks every pair, and
+// the greedy race against the same orders in one thread.
 #include "planner/memory/greedy.h"
 
 #include <gtest/gtest.h>
@@ -67,7 +68,7 @@ TEST(Occupancy, FindsTheSameGapsAsACheckOfEveryPair) {
   }
 }
 
-TEST(Occupancy, EveryScanHasTheSameOutcome) {
+TEST(Occupancy, EveryScanFunctionReturnsWhatThePortableOneReturns) {
   std::mt19937 random(13);
   const auto below = [&](uint32_t n) { return static_cast<int>(random() % n); };
   for (int round = 0; round < 2000; ++round) {
@@ -110,10 +111,10 @@ TEST(Occupancy, EveryScanHasTheSameOutcome) {
   }
 }
 
-TEST(Occupancy, ARemovedItemLeavesNoTrace) {
+TEST(Occupancy, ARemovedItemDoesNotChangeWhatIsFound) {
   std::mt19937 random(14);
   for (int round = 0; round < 20; ++round) {
-    // Few addresses, so that many items begin at one address and blocks split
+    // With few addresses many items begin at one address, and blocks split
     // between such items.
     const Problem problem = Normalise(RandomTrace(random, 2000, 300, 5));
     const auto offset = [](size_t k) {
@@ -186,7 +187,7 @@ TEST(Occupancy, WindowsFindTheSameItemsAsOneList) {
   EXPECT_LT(5 * windows.visited(), one.visited());
 }
 
-TEST(Replay, IsAValidPlan) {
+TEST(Replay, MakesAValidPlan) {
   std::mt19937 random(12);
   for (int round = 0; round < 50; ++round) {
     const plan::Trace trace = RandomTrace(random, 80, 60, 30);
@@ -200,7 +201,7 @@ TEST(Replay, IsAValidPlan) {
 
 // A second thread helps with 4,000 items or more, which must not change the
 // result. The reference runs every order in turn, in one thread.
-TEST(Race, HasTheOutcomeOfOneThread) {
+TEST(Race, TwoThreadsFindThePlanOfOneThread) {
   const plan::Trace trace =
       GenerateLarge({"churn", 4500, LargeSpec::Shape::kChurn}, 3);
   const Problem problem = Normalise(trace);
@@ -223,9 +224,8 @@ TEST(Race, HasTheOutcomeOfOneThread) {
   }
 }
 
-// Pairs of 60,000 buffers that are all alive at once would take 14 GiB as
-// 32-bit indices.
-TEST(Race, AllAliveAtOnceTakesNoMemoryPerPair) {
+// A 32-bit index for each pair of 60,000 buffers would take 13.4 GiB.
+TEST(Occupancy, BuffersThatLiveTogetherTakeNoMemoryPerPair) {
   const plan::Trace trace =
       GenerateLarge({"all", 60000, LargeSpec::Shape::kAllLive}, 1);
   const Problem problem = Normalise(trace);

@@ -37,10 +37,10 @@ plan::RankProfile SlidingAndFull(uint64_t rank) {
   return p;
 }
 
-TEST(PlanNode, EachKindOfLayersHidesCopiesBehindItself) {
+TEST(PlanNode, CopiesOfAKindHideBehindItsOwnLayers) {
   const plan::RankPlan rank =
       PlanOne(SlidingAndFull(0), Resources(3e6, kPlenty));
-  // 1 + 4 alpha MB at 3 MB/s, in windows of 1 s and of 4 s.
+  // (1 + 4 alpha) MB are copied at 3 MB/s, in windows of 1 s and of 4 s.
   EXPECT_EQ(rank.classes[1].fractions.swap, 0.5);
   EXPECT_EQ(rank.classes[1].kind, "sliding");
   EXPECT_EQ(rank.classes[3].fractions.swap, 1);
@@ -55,7 +55,7 @@ TEST(PlanNode, EachKindOfLayersHidesCopiesBehindItself) {
   EXPECT_THAT(rank.classes[3].why, HasSubstr("swapped whole"));
 }
 
-TEST(PlanNode, AKindThatOverloadsTheLinkSwapsNothingAndLimitsNoOther) {
+TEST(PlanNode, AnOverloadingKindSwapsOnlyWhatItMustAndLimitsNoOtherKind) {
   const plan::RankPlan rank =
       PlanOne(SlidingAndFull(0), Resources(0.5e6, kPlenty));
   EXPECT_EQ(rank.classes[1].fractions.swap, 0);
@@ -65,7 +65,7 @@ TEST(PlanNode, AKindThatOverloadsTheLinkSwapsNothingAndLimitsNoOther) {
   EXPECT_THAT(rank.classes[3].why, HasSubstr("kind 'full' run"));
 }
 
-TEST(PlanNode, FrozenLayersHaveNoBackwardAndKeepNothing) {
+TEST(PlanNode, FrozenLayersDoNotChangeThePlanOfOtherLayers) {
   plan::RankProfile p = SlidingAndFull(0);
   const plan::RankPlan without = PlanOne(p, Resources(3e6, kPlenty));
   p.kinds.push_back({.name = "frozen",
@@ -78,7 +78,7 @@ TEST(PlanNode, FrozenLayersHaveNoBackwardAndKeepNothing) {
   EXPECT_EQ(with.classes.size(), without.classes.size());
 }
 
-TEST(PlanNode, RanksOfAJobShareAClassOfOneKind) {
+TEST(PlanNode, RanksOfAJobHaveEqualFractionsOfASharedClassOfAKind) {
   std::vector<plan::RankProfile> profiles = {SlidingAndFull(0),
                                              SlidingAndFull(1)};
   for (plan::RankProfile& p : profiles) {
@@ -174,7 +174,7 @@ class Maker {
 
 // MustPlan has every plan checked by proto/plan/validate.h, which knows each
 // kind's windows.
-TEST(PlanNode, PlansOfRandomKindsPassTheCheck) {
+TEST(PlanNode, PlansOfRandomKindsAreValid) {
   std::mt19937 random(21);
   int swaps = 0, overloads = 0;
   for (int round = 0; round < 200; ++round) {
@@ -228,7 +228,7 @@ TEST(PlanNode, TwoEqualKindsArePlannedLikeOneKind) {
     const plan::NodePlan second = MustPlan({two}, resources);
     ASSERT_EQ(first.infeasible, second.infeasible) << round;
     if (!first.infeasible.empty()) continue;
-    // Each of the four fractions is rounded down to a multiple of 1/4096.
+    // Both plans round each fraction down to a multiple of 1/4096.
     const double cut =
         4 * static_cast<double>(half) * one.classes[1].recompute_seconds / 4096;
     EXPECT_NEAR(RecomputeSeconds(two, second.ranks[0]),

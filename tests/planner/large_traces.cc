@@ -85,7 +85,7 @@ class Maker {
       }
       while (!stack.empty()) {
         Scratch();
-        // Mostly frees the last buffer, now and then one of the last eight.
+        // Frees the last buffer, or in one of ten cases one of the last eight.
         const size_t at = Below(10) == 0
                               ? stack.size() - 1 -
                                     Below(static_cast<uint32_t>(
@@ -121,8 +121,8 @@ class Maker {
     }
   }
 
-  // Small buffers, each freed at once, separate groups of births and groups of
-  // frees, so that most lifetimes differ.
+  // Small buffers, each freed immediately, separate groups of births and groups
+  // of frees, so that most lifetimes differ.
   void AllLive() {
     std::vector<size_t> all;
     while (static_cast<int>(all.size()) < buffers_ * 3 / 5) {

@@ -90,8 +90,8 @@ TEST(PlanMemory, ACapacityThatIsMissedDoesNotWorsenThePlan) {
     EXPECT_EQ(asked.fits, false) << round;
     EXPECT_EQ(asked.proved_by, free.proved_by) << round;
   }
-  // The greedy plan is 29 % above the optimum, which the search finds
-  // nevertheless.
+  // A's greedy plan is 29 % above the optimum. The search finds the optimum,
+  // although no plan meets the capacity.
   const plan::Trace a = ReadCsv("A.1048576.csv");
   const MemoryPlan asked = MustPlanMemory(
       a, {.time_limit = absl::Seconds(200), .capacity = Bytes(1'000'000)});
@@ -99,7 +99,7 @@ TEST(PlanMemory, ACapacityThatIsMissedDoesNotWorsenThePlan) {
   EXPECT_EQ(asked.fits, false);
 }
 
-TEST(PlanMemory, MoreEffortIsNeverWorseAndAlwaysGivesTheSamePlan) {
+TEST(PlanMemory, MoreEffortIsNeverWorseAndIsDeterministic) {
   std::mt19937 random(33);
   for (int round = 0; round < 6; ++round) {
     const plan::Trace trace = RandomTrace(random, 120, 60, 1000);
@@ -159,7 +159,7 @@ TEST(Search, SaysUnknownWhenItsBudgetEnds) {
   EXPECT_EQ(result.nodes, 5000);
 }
 
-// Published instances that no heuristic solves (see the data's README).
+// data/README.md has the sources of these instances.
 TEST(PlanMemory, HardPublishedInstancesAreProvedOptimal) {
   for (const char* name : {"B.1048576.csv", "C.1048576.csv", "F.1048576.csv",
                            "H.1048576.csv", "K.1048576.csv"}) {
@@ -302,9 +302,9 @@ TEST(Greedy, GivesUpAtTheLimit) {
   EXPECT_TRUE(PlaceAlone(problem, {0, 1}, Fit::kFirst, 2).has_value());
 }
 
-TEST(Normalise, TimeShrinksToTheSlotsThatMatter) {
-  // The allocations at 0 and 5 share a slot, as no free is between them. Sizes
-  // share the divisor 128.
+TEST(Normalise, TimesBecomeSlotsAndSizesBecomeUnits) {
+  // The allocations at 0 and 5 share a slot, since no free is between them. The
+  // sizes share the divisor 128.
   const Problem problem = Normalise({.buffers = {{0, 0, 100, Bytes(128)},
                                                  {1, 5, 60, Bytes(256)},
                                                  {2, 70, 100, Bytes(384)}},

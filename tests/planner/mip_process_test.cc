@@ -71,7 +71,6 @@ TEST(MipProcess, AHelperThatFailsCostsOnlyTheProof) {
   }
 }
 
-// Guards against a plan with overlapping buffers.
 TEST(MipProcess, OnlyAValidPlacementIsTakenFromTheHelper) {
   const Problem problem = Normalise(AboveMaxLive());
   Offsets start, stacked;
@@ -113,9 +112,9 @@ TEST(MipProcess, AHelperThatHangsIsKilledAtTheLimit) {
   EXPECT_LT(took.count(), 5);
 }
 
-// Guards against waiting until the deadline, and then dropping an answer that
-// was complete.
-TEST(MipProcess, WithoutPidfdsTheHelpersAnswerIsTakenToo) {
+// Without a pidfd the wait must still end when the helper ends, not at the
+// deadline.
+TEST(MipProcess, WithoutPidfdsTheHelpersAnswerIsUsedAtOnce) {
   const auto plan = [] {
     if (!testing::RefusePidfds(ENOSYS)) _exit(77);
     const auto start = std::chrono::steady_clock::now();

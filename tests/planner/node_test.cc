@@ -28,7 +28,7 @@ TEST(PlanNode, AlphaIsOneWhereNothingLimitsIt) {
 }
 
 TEST(PlanNode, TheForwardWindowLimitsAlpha) {
-  // 1 + 4 alpha MB must be copied in 1 s at 3 MB/s.
+  // (1 + 4 alpha) MB must be copied in 1 s at 3 MB/s.
   const plan::RankPlan rank =
       PlanOne(SampleProfile(0), Resources(3e6, kPlenty));
   EXPECT_EQ(rank.alpha, 0.5);
@@ -41,7 +41,7 @@ TEST(PlanNode, TheForwardWindowLimitsAlpha) {
 TEST(PlanNode, TheBackwardWindowLimitsAlphaToo) {
   plan::RankProfile p = SampleProfile(0);
   p.kinds[0].backward_layer_seconds =
-      0.5;  // 1 + 4 alpha MB in half a second at 4 MB/s
+      0.5;  // (1 + 4 alpha) MB in half a second at 4 MB/s
   const plan::RankPlan rank = PlanOne(p, Resources(4e6, kPlenty));
   EXPECT_EQ(rank.alpha, 0.25);
   EXPECT_EQ(rank.alpha_limited_by, "bandwidth");
@@ -53,13 +53,13 @@ TEST(PlanNode, FixedTrafficTakesItsPartOfTheWindow) {
   EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).alpha, 0.25);
   p.kinds[0].forward_d2h_fixed = Bytes(0);
   p.kinds[0].backward_h2d_fixed =
-      Bytes(4'000'000);  // 4 + 1 + 4 alpha MB in 2 s at 4 MB/s
+      Bytes(4'000'000);  // (4 + 1 + 4 alpha) MB in 2 s at 4 MB/s
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.75);
   p.kinds[0].backward_h2d_fixed = Bytes(5'000'000);
   EXPECT_EQ(PlanOne(p, Resources(4e6, kPlenty)).alpha, 0.5);
 }
 
-TEST(PlanNode, ClassesCopiedInAnyCaseCostHostMemoryOnly) {
+TEST(PlanNode, AClassCopiedAsFixedTrafficCostsOnlyHostMemory) {
   plan::RankProfile p = SampleProfile(0);
   p.classes[1].traffic_in_fixed = true;
   EXPECT_EQ(PlanOne(p, Resources(3e6, kPlenty)).alpha, 1);
@@ -72,7 +72,7 @@ TEST(PlanNode, TheHostBudgetLimitsAlphaOverAllRanksOfItsNumaNode) {
   std::vector<plan::RankProfile> profiles = {SampleProfile(0),
                                              SampleProfile(1)};
   profiles[1].host_fixed = Bytes(20'000'000);
-  // 2 x (10 + 40 alpha) + 20 MB must fit into 80 MB.
+  // (2 x (10 + 40 alpha) + 20) MB must fit into 80 MB.
   const plan::NodePlan plan =
       MustPlan(profiles, Resources(kFast, Bytes(80'000'000), 2));
   for (const plan::RankPlan& rank : plan.ranks) {
@@ -102,13 +102,13 @@ TEST(PlanNode, ALinkWithoutRanksLimitsNoRank) {
   EXPECT_EQ(PlanOne(SampleProfile(0), Resources(1, kPlenty, 0)).alpha, 1);
 }
 
-TEST(PlanNode, NoBudgetGivenMeansNoLimit) {
+TEST(PlanNode, WithoutABudgetHostMemoryIsNotLimited) {
   NodeResources resources = Resources(kFast, Bytes(0));
   resources.hosts.clear();
   EXPECT_EQ(PlanOne(SampleProfile(0), resources).alpha, 1);
 }
 
-TEST(PlanNode, AUsersAlphaIsCheckedAgainstTheHostBudgetOnly) {
+TEST(PlanNode, AUsersAlphaIsNotLimitedByTheLink) {
   plan::RankProfile p = SampleProfile(0);
   p.alpha = 0.3;
   const plan::RankPlan rank = PlanOne(p, Resources(1e6, kPlenty));
@@ -116,7 +116,7 @@ TEST(PlanNode, AUsersAlphaIsCheckedAgainstTheHostBudgetOnly) {
   EXPECT_EQ(rank.alpha_limited_by, "flag");
 }
 
-TEST(PlanNode, AUsersAlphaThatDoesNotFitIsRefusedWithTheLargestThatWould) {
+TEST(PlanNode, AUsersAlphaThatDoesNotFitIsRefusedAndTheLargestIsNamed) {
   plan::RankProfile p = SampleProfile(0);
   p.alpha = 0.5;
   const plan::NodePlan plan =
@@ -131,7 +131,7 @@ TEST(PlanNode, AUsersAlphaThatDoesNotFitIsRefusedWithTheLargestThatWould) {
   EXPECT_EQ(PlanOne(p, Resources(kFast, Bytes(20'000'000))).alpha, 0.25);
 }
 
-TEST(PlanNode, WhatDoesNotFitAtAlphaZeroIsRefusedInOneLine) {
+TEST(PlanNode, AProfileThatDoesNotFitAtAlphaZeroIsRefused) {
   const plan::NodePlan plan =
       MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(9'999'999)));
   EXPECT_THAT(
@@ -145,15 +145,15 @@ TEST(PlanNode, WhatDoesNotFitAtAlphaZeroIsRefusedInOneLine) {
             "");
 }
 
-// Guards against "shorten the sequence to about 0 % of this length".
-TEST(PlanNode, NoLengthIsNamedWhereNoneWouldFit) {
+// The advice must not be to shorten the sequence to 0 % of its length.
+TEST(PlanNode, NoLengthIsSuggestedIfNoneWouldFit) {
   const plan::NodePlan plan =
       MustPlan({SampleProfile(0)}, Resources(kFast, Bytes(99'999)));
   EXPECT_THAT(plan.infeasible,
               EndsWith("(99999 bytes): raise the host budget"));
 }
 
-TEST(PlanNode, TransientBuffersBeyondTheLeaseAreRefusedWithTheirSegment) {
+TEST(PlanNode, TransientBuffersBeyondTheLeaseAreRefusedNamingTheirSegment) {
   plan::RankProfile p = SampleProfile(3);
   p.segments = {{.name = "qkv.forward.full",
                  .trace = {.buffers = {{0, 0, 1, Bytes(64)}}, .end = 1}},
@@ -177,8 +177,7 @@ TEST(PlanNode, ARankWithTwoProfilesIsAnError) {
 
 // ---- Golden ----------------------------------------------------------------
 
-// Returns a node of two ranks with the segments of a streamed layer. Its plan
-// is compared with tests/golden/planner.
+// Returns a node of two ranks with the segments of a streamed layer.
 plan::PlanRequest GoldenRequest() {
   std::mt19937 random(10);
   plan::PlanRequest request;

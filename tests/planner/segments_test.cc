@@ -37,7 +37,7 @@ TEST(PlanSegments, KindsShareOneRegionBecauseTheyRunOneAfterAnother) {
   EXPECT_EQ(layout->peak, largest);
 }
 
-TEST(PlanSegments, AFaultNamesItsSegment) {
+TEST(PlanSegments, AnErrorNamesItsSegment) {
   const auto layout =
       PlanSegments({{.name = "loss.full",
                      .trace = {.buffers = {{0, 1, 1, Bytes(64)}}, .end = 1}}},

@@ -1,4 +1,5 @@
-// The shared iterations and layers, and traces as text; see generator.h.
+// Defines generator.h's standard iterations and layers, and writes traces as
+// text.
 #include <fmt/format.h>
 
 #include <algorithm>

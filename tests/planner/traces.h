@@ -12,8 +12,8 @@
 
 namespace sluice::planner {
 
-// The limit for a search that ends by work, not by time, so that a slow machine
-// proves the same.
+// A time limit that no search of a test reaches. The searches end by their
+// work, so that a slow machine proves the same.
 constexpr absl::Duration kNoClock = absl::Minutes(5);
 
 // Places the items greedily into empty memory.
@@ -35,7 +35,7 @@ plan::Trace RandomTrace(std::mt19937& random, int n, int64_t horizon,
 plan::Trace LayerTrace(std::mt19937& random, int blocks, double jitter);
 
 // Returns a trace with an optimum of 18 units of 64 bytes, above its max-live
-// bound of 17. Such traces are rare (found by searching random ones).
+// bound of 17.
 plan::Trace AboveMaxLive();
 
 // Reads a MiniMalloc CSV (id,lower,upper,size) from tests/planner/data.

@@ -65,8 +65,8 @@ double CpuSeconds(pid_t pid) {
 }
 
 // In the worker, descriptors 103 and 104 are `in` and a memfd. `signal`, if not
-// 0, is sent once the worker has used `cpu_seconds` of CPU time; after a second
-// it has its first plan.
+// 0, is sent once the worker has used `cpu_seconds` of CPU time. The worker has
+// its first plan after less than a second of CPU time.
 Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
                   double cpu_seconds = 1) {
   const UniqueFd out = Memfd();
@@ -74,8 +74,8 @@ Outcome RunWorker(int in, std::vector<std::string> args, int signal = 0,
   const UniqueFd printed = Memfd();
   args.insert(args.begin(),
               std::string(std::getenv("SLUICE_BIN_DIR")) + "/sluice-worker");
-  // Blocks the signal as the daemon does, so that it waits until the worker
-  // catches it.
+  // Blocks SIGUSR1 as the daemon does, so that the signal stays pending until
+  // the worker can handle it.
   const auto started = Spawn(args, {.files = {{printed.get(), STDOUT_FILENO},
                                               {err.get(), STDERR_FILENO},
                                               // High numbers, so that no dup2
@@ -167,7 +167,7 @@ TEST(Worker, ReadsAPipeToItsEnd) {
   EXPECT_TRUE(plan::DecodeNodePlan(outcome.out).ok());
 }
 
-TEST(Worker, AnInfeasibleRequestIsAPlanThatSaysWhy) {
+TEST(Worker, AnInfeasibleRequestIsAnsweredByAPlanThatSaysWhy) {
   plan::PlanRequest request = SampleRequest();
   request.resources.hosts[0].bytes = MiB(7);
   const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), kFds);
@@ -193,7 +193,7 @@ TEST(Worker, BadInputIsOneLineAndExitStatusTwo) {
   EXPECT_THAT(flag.err, StartsWith("error: "));
 }
 
-TEST(Worker, AnOutputThatCannotBeWrittenIsAFault) {
+TEST(Worker, AnOutputThatCannotBeWrittenIsAnError) {
   const Outcome outcome = RunWorker(Memfd(plan::Encode(SampleRequest())).get(),
                                     {"--in-fd", "103", "--out-fd", "105"});
   EXPECT_EQ(outcome.exit_code(), 1);
@@ -233,7 +233,7 @@ plan::PlanRequest HardRequest() {
 }
 
 // Expects that the worker wrote a valid plan, and copies it to `plan` unless
-// that is null.
+// `plan` is null.
 void ExpectValidPlan(const Outcome& outcome, const plan::PlanRequest& request,
                      plan::NodePlan* plan = nullptr) {
   ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
@@ -289,8 +289,8 @@ TEST(Worker, AHurriedWorkerWritesTheFirstPlanThatItHas) {
   }
 }
 
-// Guards against a deadline during the writing of a hurried plan, after which
-// the worker writes the plan again and reports success.
+// If the deadline comes while a hurried plan is written, the worker must not
+// write the plan again and report success.
 TEST(Worker, ADeadlineDuringAHurriedPlanDoesNotWriteItTwice) {
   const UniqueFd in = Memfd(plan::Encode(SampleRequest()));
   int ends[2];
@@ -400,7 +400,7 @@ TEST(Worker, KnownUnitsAreUsedAsTheyAre) {
   EXPECT_EQ(second.ranks[0].segments[0].placement.method, "from the cache");
 }
 
-TEST(Worker, AHardTraceIsAnsweredWithinTheLimitWithoutAProof) {
+TEST(Worker, HardTracesAreAnsweredInTimeAndMissingProofsAreNamed) {
   plan::PlanRequest request = SampleRequest();
   request.profiles.resize(1);
   request.resources = {};
@@ -449,7 +449,7 @@ TEST(Worker, EndsWithTheProcessThatStartedIt) {
             static_cast<ssize_t>(sizeof(worker)));
   ASSERT_EQ(waitpid(parent, nullptr, 0), parent);
   ASSERT_GT(worker, 0);
-  // The worker's end closes the last writing end once ours is closed.
+  // Once this process's writing end is closed, the worker has the last one.
   say.Reset();
   pollfd gone{.fd = hear.get(), .events = 0, .revents = 0};
   EXPECT_EQ(poll(&gone, 1, 5000), 1);

@@ -21,7 +21,7 @@ OUT = os.path.join(ROOT, "out/coverage")
 COVERAGE = "coverage==7.17.5"
 CPP = ("client/", "daemon/", "kernels/", "planner/", "proto/")
 PYTHON = "client/python/sluice/"
-# Without tests that check the tree, and package tests, which use other builds.
+# Excludes tests that check the tree, and package tests (they use other builds).
 TESTS = ["-LE", "^(deep|bench|package)$", "-E", "^(layers|lint|mutants|run)_"]
 # Runs in each Python process of the tests. Does nothing unless
 # COVERAGE_PROCESS_START is set.

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""A test starts with default signals and an empty folder, and the processes
-that it started are ended with it."""
+"""Tests launch.py: a test starts with default signals in an empty folder, and
+all processes that it started end with it."""
 
 import os
 import signal

@@ -48,12 +48,12 @@ def tests(name, tier, limit, preset, *select, **more):
 
 
 # Poisoned memory shows reads of data that arrives late or was freed too early.
-# The sanitizers' runs poison memory.
+# The phases of the sanitizers poison memory.
 POISON = {"SLUICE_POISON": "1"}
 RACES = os.path.join(ROOT, "build/tsan/races")
 TSAN_OPTIONS = ":".join([
-    # Reports are files, also those of a daemon that a test starts, so that a
-    # report fails the phase even if the test passes.
+    # Reports are written to files, so that the report of a daemon that a test
+    # starts fails the phase even if the test passes.
     f"log_path={RACES}/race",
     f"suppressions={ROOT}/deploy/lint/races.supp",
     # Tests crash processes on purpose, and end processes while a thread plans.
@@ -89,8 +89,8 @@ PHASES = (
           under=("setarch", "-R"),
           environment={**POISON, "TSAN_OPTIONS": TSAN_OPTIONS}),
     dev("locks", "ci", 300, "locks", preset="release"),
-    # These targets read bytes of other processes. `./dev fuzz` also runs the
-    # targets that read files written by people.
+    # The readers of the daemon, its keeper and its clients. `./dev fuzz` also
+    # runs the readers of sluicectl.
     dev("fuzz", "ci", 900, "fuzz", "--seconds", "3", "answer", "config",
         "http", "notification", "plan", "policy", "rows", "session", "state"),
     # Every source is compiled separately, which finds missing includes; tests

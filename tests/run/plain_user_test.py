@@ -20,7 +20,7 @@ class PlainUser(unittest.TestCase):
         words = [os.path.join(HERE, "launch.py"), "sh", "-c", script]
         return subprocess.run(
             plain_user.command(words, [os.path.dirname(HERE), *needed]),
-            # The folder of this test belongs to root.
+            # Not this test's own TMPDIR, which belongs to root.
             env={**os.environ, "TMPDIR": "/tmp",
                  "SLUICE_TEST_USER": plain_user.USER},
             cwd="/", capture_output=True, text=True, timeout=60)

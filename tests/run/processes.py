@@ -1,7 +1,8 @@
 """Finds, waits for and kills the descendants of this process.
 
-A process that loses its parent becomes a child of the nearest subreaper above
-it. So no process escapes, whatever sessions and groups it creates."""
+adopt_orphans() makes this process a subreaper: a descendant that loses its
+parent becomes a child of this process. So no process escapes, whatever sessions
+and groups it creates."""
 
 import ctypes
 import os
@@ -94,8 +95,8 @@ def kill_all():
 
 
 def default_signals():
-    """Restores the default actions and unblocks all signals: exec keeps ignored
-    and blocked signals."""
+    """Restores the default actions and unblocks all signals, because exec
+    keeps signals ignored and blocked."""
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         try:
             signal.signal(number, signal.SIG_DFL)

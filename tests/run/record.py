@@ -1,5 +1,5 @@
 """Keeps the last result of each deep test and phase in tests/DEEP.md. Each
-`--record` replaces the rows of what it ran, so parts may run at any time."""
+run with `--record` replaces only the rows of tests that it ran."""
 
 import dataclasses
 import os

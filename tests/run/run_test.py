@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""If a phase fails, hangs or does not build, the other phases still run, and
-the table reports it. The builds here are small, but use the real Ninja and
-CTest."""
+"""Tests run.py: phases that fail, hang or do not build, the reports of a run,
+the table of deep tests, and the tiers. The builds here are small, but use the
+real Ninja and CTest."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ LISTS = """
 cmake_minimum_required(VERSION 3.25)
 project(small LANGUAGES NONE)
 enable_testing()
-# With it, Ninja always plans to run CMake again, as in the product's build.
+# This glob makes Ninja always plan to run CMake again, as in a real build.
 file(GLOB sources CONFIGURE_DEPENDS *.sh)
 function(program name)
   add_custom_command(OUTPUT bin/${name} COMMAND
@@ -101,7 +101,7 @@ TESTS = phases.tests("tests", "test", 60, "small")
 
 class Phases(Small):
 
-    def test_all_run_after_a_failure(self):
+    def test_all_phases_run_after_a_failure(self):
         self.configure()
         results, runner = self.run_phases(
             command("first", "false"), BUILD, TESTS, command("last", "true"))
@@ -190,7 +190,7 @@ class Report(Small):
 
 class Record(Small):
 
-    def test_keeps_rows_of_tests_that_did_not_run(self):
+    def test_rows_of_tests_that_did_not_run_are_kept(self):
         path = os.path.join(self.root, "DEEP.md")
         names = {"attacks", "demo", "walk"}
         record.record(path, names, {"demo": ("failed", 9.6),
@@ -204,7 +204,7 @@ class Record(Small):
         self.assertEqual((rows["walk"].commit, rows["walk"].result),
                          ("abcdef01", "passed"))
 
-    def test_has_deep_tests_and_deep_phases_only(self):
+    def test_only_deep_tests_and_deep_phases_are_recorded(self):
         self.lists = self.lists.replace("test(hangs unit", "test(slow deep")
         self.configure()
         os.makedirs(os.path.join(self.root, "tests"))

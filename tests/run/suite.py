@@ -12,7 +12,7 @@ import tempfile
 # that an attacker crashed must not pass at a second try.
 NO_SECOND_TRY = {"gradient", "poison", "races", "attacks", "sanitize"}
 # Tests with these labels start only their own program; all others also start
-# the product's.
+# programs of the product.
 OWN_PROGRAM_ONLY = {"unit", "golden", "conformance", "gradient", "poison"}
 PRODUCT = re.compile(r"(^|/)(sluice[^/]*|libsluice[^/]*|verify)$")
 
@@ -95,7 +95,7 @@ class Reader:
 
     def __init__(self):
         self.outcomes = {}
-        self.failed = None  # the failed test that the next lines are output of
+        self.failed = None  # the failed test that prints the next lines
 
     def read(self, line):
         match = LINE.match(line)

@@ -1,5 +1,5 @@
-// Tests which attention a device has, and that a device without one is refused
-// by name instead of computing elsewhere.
+// Tests the attention backend of a device, and that a device without a backend
+// is refused by its name.
 #include "client/torch/backend/backend.h"
 
 #include <ATen/ops/empty.h>
@@ -31,8 +31,7 @@ TEST(Backend, ADeviceWithoutAttentionIsRefusedByItsName) {
   }
 }
 
-// Guards against a silent result: ATen returns meta tensors, which have no
-// values.
+// ATen alone would return meta tensors, which have no values, and no error.
 TEST(Backend, BlocksOnADeviceWithoutAttentionAreRefused) {
   const at::Tensor q = at::empty({4, 2, 8}, at::TensorOptions(at::kMeta));
   const at::Tensor lse = at::empty({2, 4}, at::TensorOptions(at::kMeta));

@@ -44,7 +44,7 @@ stream::ModelShape Llama(int64_t heads, int64_t kv_heads) {
                         .init_std = 0.2});
 }
 
-// Returns a model as wide as the demo's, to measure memory with.
+// Returns a model that is wide enough to measure memory with.
 stream::ModelShape WideLlama(int64_t layers) {
   return {.layers = layers,
           .hidden = 128,
@@ -64,7 +64,7 @@ stream::ModelShape WideGpt(int64_t layers) {
                       .max_positions = 2048});
 }
 
-// Host memory for the layers' inputs of one rank, of exactly the needed size.
+// One rank's HostInputs, in host memory of exactly the needed size.
 class Inputs {
  public:
   Inputs(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
@@ -215,8 +215,8 @@ void TakeOutKeyBias(const stream::ModelShape& model, ModelTensors& gradients) {
   }
 }
 
-// Our error may be 1.5 times that of plain torch in bf16.
-TEST_P(BaselineTest, Bf16IsNoWorseThanPlainTorchInBf16) {
+// The error may be 1.5 times that of plain torch in bf16.
+TEST_P(BaselineTest, Bf16IsAboutAsExactAsPlainTorchInBf16) {
   const Case& c = GetParam();
   const ModelTensors weights =
       InitialTensors(c.model, at::kBFloat16, at::kCPU, 1);
@@ -306,7 +306,7 @@ double PeakUnits(const stream::ModelShape& model, int64_t rows,
   return Peak(model, rows, dtype, method) / unit;
 }
 
-// Returns how many more hidden states each additional row costs.
+// Returns by how many hidden states an additional row raises the peak.
 double UnitsPerRow(const stream::ModelShape& model, at::ScalarType dtype,
                    BaselineMethod method) {
   constexpr int64_t kFew = 1024, kMany = 2048;
@@ -360,7 +360,7 @@ TEST(BaselineMemory, KeepAllGrowsByAtLeast12UnitsPerLayer) {
   EXPECT_GE((four - two) / 2, 12);
 }
 
-TEST(BaselineMemory, RunningOutOfMemoryIsAStatusAndLeaksNothing) {
+TEST(BaselineMemory, RunningOutOfMemoryIsAnErrorAndLeaksNothing) {
   const stream::ModelShape model = Llama(4, 4);
   const Sequence sequence = MakeSequence(model, 512);
   const TestNode node(1, 0, 0);

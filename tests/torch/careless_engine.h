@@ -25,8 +25,8 @@ class CarelessEngine final : public ForwardingEngine {
   }
 
   // `waiter` waits for `waited`. Each is compute, or copies of a kind, named by
-  // their label and direction ("x in", "dX out"). `under_way`: the awaited work
-  // has not ended yet.
+  // their label and direction ("x in", "dX out"). `under_way` is true if the
+  // awaited work has not ended yet.
   struct StepWait {
     const std::string& waiter;
     const std::string& waited;
@@ -63,7 +63,7 @@ class CarelessEngine final : public ForwardingEngine {
   }
 
   const LeaveOut leave_out_;
-  // The map owns the states, so that no two share an address.
+  // The map owns the states, so that no two tickets share an address.
   std::unordered_map<std::shared_ptr<TicketAccess::State>, std::string> kinds_;
 };
 

@@ -90,8 +90,8 @@ TEST(Collectives, UnevenAndEmptyAllToAllArrives) {
   });
 }
 
-// Gloo copies through memory of its own, so a full HBM fails no reduction.
-TEST(Collectives, NeedsNoMemoryOfTheRegion) {
+// Gloo copies through its own memory, so reductions work with a full HBM.
+TEST(Collectives, TakeNoMemoryOfTheRegion) {
   const Bytes size = MiB(1);
   auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, size.size()));
   {
@@ -125,7 +125,7 @@ TEST(Collectives, RefusesATensorWithHoles) {
   });
 }
 
-// Guards against Gloo reading a GPU's address on the CPU.
+// Gloo would read a GPU's address on the CPU.
 TEST(Collectives, RefusesTensorsThatAreNotOnTheCpu) {
   RunRanks(2, [](Collectives& ranks) {
     at::Tensor elsewhere = at::empty({4}, at::TensorOptions(at::kMeta));
@@ -160,8 +160,8 @@ TEST(Collectives, AnAbsentRankIsReportedInOneLine) {
   EXPECT_EQ(message.find('\n'), std::string::npos);
 }
 
-// The peer is a process that is killed inside the run.
-TEST(CollectivesDeath, APeerThatDiesIsAStatusAndNoHang) {
+// The peer is a process that kills itself after a barrier.
+TEST(CollectivesDeath, APeersDeathIsReportedAndDoesNotHang) {
   // Gloo writes without MSG_NOSIGNAL. sluice-train ignores SIGPIPE, too.
   std::signal(SIGPIPE, SIG_IGN);
   const Listener listener = ListenOnFreePort();

@@ -1,7 +1,6 @@
-// Compares the desk's bytes with those of a real step: the prediction of
-// planner/stream with the region allocator's figures, the written memory and
-// the recorded segments. Covers 200 random shapes; --gtest_filter='*/17' runs
-// one.
+// Compares planner/stream's predicted bytes with those of a real step: the
+// region allocator's figures, the written memory and the recorded segments.
+// Covers 200 random shapes; --gtest_filter='*/17' runs one shape.
 #include <ATen/Parallel.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
@@ -22,7 +21,8 @@ namespace sluice::runtime {
 namespace {
 
 constexpr uint64_t kShapes = 200;
-// The largest prediction, relative to the tallest recorded heap of transients.
+// The largest prediction that passes, relative to the tallest recorded heap of
+// transients.
 constexpr double kMostTransients = 1.15;
 
 // Returns the scratch bytes that oneDNN takes for a bf16 product of [64, inner]
@@ -50,7 +50,7 @@ bool HasAmx() {
 }
 
 // How this CPU packs the operands of a bf16 product: by AMX's tiles, which the
-// desk counts; not at all; or by other blocks (AVX-512 alone), of at most
+// prediction counts; not at all; or by other blocks (AVX-512 alone), of at most
 // `others` bytes, since oneDNN splits longer products.
 struct Packing {
   bool by_tiles = false;
@@ -135,8 +135,8 @@ void DeskAgainstRun::ExpectBuffers() const {
   }
 }
 
-// In fp32 the bytes are equal. In bf16 the desk counts oneDNN's panels at their
-// largest, and does not count other packing.
+// In fp32 the bytes are equal. In bf16 the prediction counts oneDNN's panels at
+// their largest, and does not count other packing.
 Bytes DeskAgainstRun::ExpectSegments() const {
   Bytes tallest;
   for (const stream::SegmentTraits& segment : stream::kSegments) {

@@ -43,7 +43,7 @@ UsedMemory LookInto(const std::byte* data, Bytes size) {
 
 class RankRun {
  public:
-  // `measured` is null for the ranks that only take part.
+  // `measured` is null for ranks that are not measured.
   RankRun(const StepCase& c, const StepData& data, device::Driver* driver,
           Collectives& collectives, stream::StatePlace states,
           MeasuredStep* measured)
@@ -66,8 +66,8 @@ class RankRun {
   void MakeContext();
   void Step();
   void LookIntoMemory();
-  // Ranks are threads of one process and share the region, so they allocate in
-  // turns.
+  // Waits for all ranks. Ranks are threads of one process and share the region,
+  // so the measured rank allocates alone.
   void Meet() { EXPECT_THAT(collectives_.Barrier(), IsOk()); }
 
   const StepCase& case_;

@@ -1,6 +1,6 @@
 // Measures the memory of one rank in a real streamed step, by the region
-// allocator and the memory itself. planner/stream only gives the size of the
-// host region.
+// allocator and the memory itself. planner/stream gives only the sizes of host
+// memory.
 #pragma once
 
 #include <vector>
@@ -11,15 +11,15 @@
 
 namespace sluice::runtime {
 
-// Allocated memory. `written`: bytes of it that a step wrote, in lines of 64
-// bytes. `written_end`: the end of the last written line.
+// Allocated memory, and what a step wrote of it in lines of 64 bytes.
 struct UsedMemory {
   Bytes size;
-  Bytes written, written_end;
+  Bytes written;
+  Bytes written_end;  // offset of the end of the last written line
 };
 
 struct MeasuredStep {
-  Bytes states;  // weights, gradients and optimizer, of the region
+  Bytes states;  // the region's bytes of weights, gradients and optimizer
   // `kept` (rows and whole classes) and `rings` lie in the region, and
   // SLUICE_POISON writes all of them. `host` is the host region.
   UsedMemory kept, rings, host;
@@ -28,8 +28,8 @@ struct MeasuredStep {
   std::vector<plan::SegmentKind> kinds;
 };
 
-// Runs `steps` steps on all ranks of `c` and measures `rank`, with its
-// optimizer's states. States in host memory have the predicted size.
+// Runs `steps` steps on all ranks of `c` and measures `rank`. `states` is where
+// the optimizers' states are.
 MeasuredStep MeasureStep(const StepCase& c, int rank, int steps,
                          stream::StatePlace states);
 

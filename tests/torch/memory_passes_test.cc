@@ -1,5 +1,5 @@
 // Compares the bytes that a layer's elementwise operators read and write on a
-// GPU, counted in steps on the fakes, with the desk's (planner/train/passes.h).
+// GPU, counted in steps on the fakes, with those of planner/train/passes.h.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/record_function.h>
 
@@ -17,14 +17,13 @@ using planner::train::ForwardPasses;
 using planner::train::Passes;
 using planner::train::RecomputedPasses;
 
-// Bytes of all passes, before the loss and from it on.
+// Bytes of all passes before the loss, and from the loss on.
 struct PassBytes {
   double forward = 0, backward = 0;
 };
 
-// Counts the operators on GPU tensors that are called while the counter lives
-// and that no other counted operator calls. Matrix products and attention
-// blocks count nothing, including what they call.
+// Counts the bytes of operators on GPU tensors while it lives. Operators that
+// another counted operator calls, matrix products and attention blocks count 0.
 class PassCounter {
  public:
   PassCounter() {
@@ -134,7 +133,7 @@ class PassCounter {
   bool loss_ = false;
 };
 
-// Returns sizes with distinct widths and distinct sums of a few widths.
+// Returns sizes of which the widths, and sums of a few widths, are distinct.
 stream::ModelShape Sizes(int64_t layers) {
   return {.layers = layers,
           .hidden = 80,
@@ -188,7 +187,7 @@ constexpr double kFewNumbers = 48;
 // tokens, or more in long chunks. The sums are written and read.
 constexpr double kTokensOfSum = 16;
 
-TEST_P(MemoryPasses, OfALayerMatchTheDesksCount) {
+TEST_P(MemoryPasses, ALayersBytesMatchTheCostModels) {
   const stream::ModelShape model = GetParam().make(Sizes(1));
   const auto desk = [&](const Passes& passes) {
     return 2 * passes.Elements(model);

@@ -1,5 +1,5 @@
-// Tests the placement of tensors: its name, its check, and its refusal if this
-// build lacks the device.
+// Tests on which device tensors are placed, views of memory, and the check of a
+// tensor's device.
 #include "client/torch/placement.h"
 
 #include <ATen/ops/empty.h>

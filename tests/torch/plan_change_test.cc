@@ -1,4 +1,5 @@
-// Tests which ranks take a new plan at a step boundary.
+// Tests which ranks take a new plan at a step boundary, and whether a lease has
+// the memory to record new fractions.
 #include "client/torch/run/plan_change.h"
 
 #include "gmock/gmock.h"
@@ -10,7 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-TEST(PlanChange, ANodeTakesAPlanOnceAllItsRanksWereToldOfTheSame) {
+TEST(PlanChange, ANodeTakesAPlanOnceAllItsRanksWereOfferedIt) {
   EXPECT_THAT(WhoTakes({{7, 0}, {7, 0}}), ElementsAre(true, true));
   EXPECT_THAT(WhoTakes({{7, 0}, {0, 0}}), ElementsAre(false, false));
   EXPECT_THAT(WhoTakes({{0, 0}, {7, 0}}), ElementsAre(false, false));

@@ -1,5 +1,5 @@
-// Tests that the oracle detects a step without one kind of its waits. So each
-// kind is needed, and the poisoned tests of the streamed step find its removal.
+// Tests that the oracle detects a step that lacks a kind of its waits. So each
+// kind is needed, and tests of the streamed step find its removal.
 //
 // A wait is removed between the step and its copy engine. The awaited copies
 // are so slow that they still run. SLUICE_POISON, without which this file is
@@ -35,7 +35,8 @@ struct StepWait {
   std::string waiter, waited;
   int64_t seq_len;  // at which the waits find copies under way
   Order order = Order::kKeysOuter;
-  std::vector<const char*> resident = {};  // classes; else this is implied
+  // Classes that are resident, so that no other wait implies this wait.
+  std::vector<const char*> resident = {};
 
   bool operator==(const StepWait& other) const {
     return waiter == other.waiter && waited == other.waited;
@@ -48,8 +49,8 @@ struct StepWait {
 // Returns whether to leave out a wait for a copy that is still running.
 using LeaveOut = std::function<bool(const StepWait& wait)>;
 
-// Two chunks; three, so that a phase ends in another slot than it began in; and
-// so many that every ring reuses its slots.
+// Sequences of two chunks; of three, so that a phase ends in another slot than
+// it began in; and of so many that every ring reuses its slots.
 constexpr int64_t kShort = 32, kThree = 48, kLong = 135;
 
 // Copies of attention's backward, whichever side is outer.
@@ -57,7 +58,7 @@ constexpr char kOuter[] = "outer chunk in", kInner[] = "inner chunk in",
                kGradientsIn[] = "gradients of inner chunk in",
                kGradientsOut[] = "gradients of inner chunk out";
 
-// All waits of a step of these lengths, see AreAllThatAStepMakes.
+// All waits of steps of these lengths, as AreAllThatAStepMakes checks.
 const StepWait kWaits[] = {
     {"ForALayersInput", kCompute, "x in", kLong},
     {"ForKeysAndValues", kCompute, "k, v in", kLong},
@@ -171,8 +172,8 @@ INSTANTIATE_TEST_SUITE_P(Removed, PlantedWait, ::testing::ValuesIn(kWaits),
 class PlantedWaits
     : public ::testing::TestWithParam<std::tuple<int64_t, Order>> {};
 
-// Guards against a new wait without a test. These waits imply the others in the
-// code, because copies of one direction run in order.
+// A new wait must get a test. The waits of kWaits imply the code's other waits,
+// because copies of one direction run in order.
 TEST_P(PlantedWaits, AreAllThatAStepMakes) {
   for (const bool in : {true, false}) {
     StepCase c = CaseOf(std::get<0>(GetParam()), std::get<1>(GetParam()));

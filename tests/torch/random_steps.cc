@@ -36,7 +36,7 @@ class Dice {
 stream::ModelShape RandomModel(Dice& dice, int ranks) {
   stream::ModelShape m;
   m.layers = dice.Of(1, 2);
-  // In every third shape the ranks may share rows, not only heads.
+  // In a third of the shapes the ranks may share rows, not only heads.
   m.heads = dice.Once(3) ? dice.Of(1, 7) : ranks * dice.Of(1, 3);
   std::vector<int64_t> divisors;
   for (int64_t n = 1; n <= m.heads; ++n) {
@@ -65,7 +65,7 @@ stream::ModelShape RandomModel(Dice& dice, int ranks) {
   return m;
 }
 
-// With odd widths, which no model has, oneDNN copies more than the desk counts.
+// With odd widths, which no model has, oneDNN copies more than is predicted.
 void MakeEven(stream::ModelShape& m) {
   for (int64_t* width : {&m.hidden, &m.ffn, &m.vocab}) *width += *width % 2;
 }
@@ -87,7 +87,7 @@ stream::FractionMap RandomFractions(Dice& dice,
   return fractions;
 }
 
-// Changes every third step to rerun chunks; free classes are then dropped.
+// Changes a third of the steps to rerun chunks; free classes are then dropped.
 void RerunSome(Dice& dice, StepCase& c) {
   if (!dice.Once(3)) return;
   const int64_t chunks = (c.seq_len + c.chunk - 1) / c.chunk;

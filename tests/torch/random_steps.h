@@ -1,5 +1,4 @@
-// Random streamed steps, small enough to run hundreds of them, with a printed
-// form.
+// Random streamed steps, so small that a test can run hundreds of them.
 #pragma once
 
 #include <cstdint>
@@ -9,10 +8,10 @@
 
 namespace sluice::runtime {
 
-// Draws every field of StreamOptions from `seed`.
+// Draws a step from `seed`.
 StepCase RandomStep(uint64_t seed);
 
-// Returns one line with all fields.
+// Returns one line with all drawn fields.
 std::string ToString(const StepCase& c);
 
 }  // namespace sluice::runtime

@@ -69,7 +69,7 @@ std::vector<plan::SegmentPlan> PlanOf(const std::string& name, int64_t base,
   return {segment};
 }
 
-TEST_F(RegionAllocatorTest, ArmedEveryTensorIsInTheRegionAndCountedExactly) {
+TEST_F(RegionAllocatorTest, WhileArmedEveryTensorIsInTheRegionAndCounted) {
   const at::Tensor outside = at::zeros({4});
   allocator_.Arm();
   {
@@ -150,7 +150,7 @@ TEST_F(RegionAllocatorTest, ManyThreadsNeverShareAByte) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST_F(RegionAllocatorTest, HostScopesAreOutsideCountedAndCapped) {
+TEST_F(RegionAllocatorTest, HostScopesAllocateOutsideTheRegionUpToACap) {
   allocator_.Arm();
   {
     const HostScope scope("data loader");
@@ -281,7 +281,7 @@ TEST_F(RegionAllocatorTest, APlanThatFitsNeitherRegionNorRecordIsRefused) {
 
 // Runs random programs under a plan made for another program: no two live
 // blocks may share a byte.
-TEST_F(RegionAllocatorTest, LiveBlocksNeverOverlapWhateverMismatches) {
+TEST_F(RegionAllocatorTest, LiveBlocksNeverOverlapIfRequestsMismatchThePlan) {
   allocator_.Arm();
   for (uint32_t seed = 0; seed < 50; ++seed) {
     std::mt19937 random(seed);
@@ -343,8 +343,8 @@ TEST_F(RegionAllocatorTest, FreedBlocksArePoisoned) {
   EXPECT_TRUE(std::isnan(dead[0]));
 }
 
-// Compares with a map of live blocks, and checks every invariant after each
-// call.
+// Compares the pool with a map of live blocks, and checks its invariants after
+// each call.
 TEST(RegionPool, NeverGivesAByteTwiceAndJoinsFreedBlocks) {
   std::mt19937 random(7);
   RegionPool pool(KiB(64));

@@ -79,7 +79,7 @@ class Optimizer final : public PendingWeights {
   std::vector<int64_t> awaited, done;
 };
 
-// Has the model's weights and gradients. Counts calibrations and plans.
+// Owns the model's weights and gradients. Counts calibrations and plannings.
 class Owner final : public WeightSource, public RunWatch {
  public:
   explicit Owner(at::Device device)
@@ -180,8 +180,8 @@ TEST_F(StreamedRun, CalibratesPlansAndSteps) {
   ExpectStepIsRight();
 }
 
-// Without these calls, gradients are summed only after backward.
-TEST_F(StreamedRun, TellsTheOptimizerWhenAPartsGradientsAreDone) {
+// Without these reports the optimizer would sum gradients only after backward.
+TEST_F(StreamedRun, ReportsToTheOptimizerEachPartWithCompleteGradients) {
   Open();
   Make();
   owner_->optimizer = {};
@@ -228,8 +228,8 @@ TEST_F(StreamedRun, SettingsAreChosenByCalibration) {
   EXPECT_GT(owner_->calibrations, 0);
 }
 
-// The rings fit but host memory does not suffice, so all chunks, of the largest
-// size, run again.
+// The rings fit but host memory does not suffice, so all chunks run again, with
+// chunks of the largest size.
 TEST_F(StreamedRun, WithoutHostMemoryAllChunksOfTheLargestSizeRunAgain) {
   Open(KiB(64));
   const auto chosen = ChooseSettings(
@@ -289,7 +289,7 @@ TEST_F(StreamedRun, ARefreshWithoutAnOfferChangesNothing) {
   EXPECT_EQ(Step(), loss);
 }
 
-TEST_F(StreamedRun, MoreHostMemoryThanItsShareIsRefusedWithBothSizes) {
+TEST_F(StreamedRun, MoreHostMemoryThanItsLimitIsRefusedWithBothSizes) {
   daemon_.emplace();
   auto memory = RankMemory::Open({.session = daemon_->Open("first"),
                                   .gpu = {},

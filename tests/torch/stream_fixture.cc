@@ -25,7 +25,7 @@ StepData MakeStepData(const StepCase& c, uint64_t seed) {
   at::manual_seed(seed);
   StepData data;
   stream::ModelShape wide = c.model;
-  wide.init_std = 0.1;  // attention is not uniform
+  wide.init_std = 0.1;  // large enough that attention is not uniform
   data.weights = InitialTensors(wide, c.dtype, at::kCPU, seed);
   for (const NamedTensor& named : NamedTensors(c.model, data.weights)) {
     named.tensor->add_(at::randn(named.tensor->sizes()), 0.05);

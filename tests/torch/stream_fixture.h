@@ -1,5 +1,5 @@
 // A streamed step on a test's node (test_node.h): ranks as threads, each with
-// its copy engine and an arena of exactly HostBytes' size.
+// its copy engine and an arena of exactly stream::HostBytes().
 #pragma once
 
 #include <functional>
@@ -34,7 +34,7 @@ struct StepCase {
   stream::StreamOptions stream;
   at::ScalarType dtype = at::kFloat;
   double in_speed = 0;   // bytes per second into HBM; 0: no limit
-  double out_speed = 0;  // and out of it
+  double out_speed = 0;  // bytes per second out of HBM; 0: no limit
   // Wraps the step's copy engine, if set.
   std::function<std::unique_ptr<client::CopyEngine>(client::CopyEngine*)>
       wrap_engine;
@@ -48,7 +48,7 @@ struct StepOutcome {
   int64_t count = 0;
   ModelTensors gradients;  // summed over ranks
   client::CopyStats copies;
-  device::CallCounters before, after;  // around rank 0's step
+  device::CallCounters before, after;  // rank 0's last step
 };
 
 // Returns the rows of a global per-token tensor that `rank` holds, chunk by
@@ -56,7 +56,7 @@ struct StepOutcome {
 at::Tensor Deal(const at::Tensor& all, const stream::ChunkLayout& layout,
                 int rank);
 
-// Weights that differ from their special initial values, and a text with some
+// Weights without special values such as a norm's ones, and a text with some
 // ignored labels.
 struct StepData {
   ModelTensors weights;

@@ -1,5 +1,5 @@
-// Tests that every shape that a user may choose has the gradients of plain
-// autograd.
+// Tests that streamed steps have the gradients of plain autograd, in each kind
+// of shape that a user may choose.
 #include <ATen/Parallel.h>
 #include <ATen/ops/ones_like.h>
 
@@ -75,8 +75,8 @@ stream::StreamOptions Rounded(stream::StreamOptions options) {
   return options;
 }
 
-// Returns a step with dv resident. dk goes over a slow link, so its slot is in
-// use until dk is out.
+// Returns a step with dv resident. dk is copied out over a slow link, so its
+// slot stays in use for long.
 StepCase OneOfTwoSumsResident() {
   StepCase c{Llama(4, 2), 71, 16, 1, QueriesOuter(1)};
   c.stream.fractions = {{"value_gradient", {.keep = 1, .swap = 0}}};
@@ -99,7 +99,8 @@ INSTANTIATE_TEST_SUITE_P(
         Named{"TwoTail", {Llama(), 71, 16, 2, QueriesOuter(0.5)}},
         Named{"ARankWithoutTail", {Llama(), 65, 16, 2, QueriesOuter(0.5)}},
         Named{"FewerKvHeads", {Llama(4, 2), 71, 16, 4, QueriesOuter(0.5)}},
-        Named{"GroupsAmiss", {Llama(12, 3), 71, 16, 4, QueriesOuter(0.5)}},
+        Named{"GroupsThatDoNotAlign",
+              {Llama(12, 3), 71, 16, 4, QueriesOuter(0.5)}},
         Named{"CausalInHalves", {Llama(), 900, 400, 2, QueriesOuter(0.5)}}),
     [](const auto& info) { return std::string(info.param.name); });
 
@@ -143,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 // Returns `c` with the first `chunks` chunks run again, in groups of `layers`
-// layers. The model has at least `all` layers, and one more than a group.
+// layers. The model has at least `all` layers, 3, and one more than a group.
 StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   c.model.layers = std::max<int64_t>({all, 3, layers + 1});
   c.stream.alpha = 0;
@@ -152,8 +153,8 @@ StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   return c;
 }
 
-// Returns `c` with the last chunks of classes used in place, a fraction `kept`
-// of all chunks, resident in HBM.
+// Returns `c` with a fraction `kept` of some classes, their last chunks,
+// resident in HBM.
 StepCase WithKept(StepCase c, double kept) {
   for (const char* name : {"attention_output", "lse", "layer_input"}) {
     c.stream.fractions[name] = {.keep = kept, .swap = 1 - kept};
@@ -254,8 +255,8 @@ stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   return options;
 }
 
-// Returns Mixed(), with some classes that are used in place resident in HBM.
-// Every fourth seed keeps everything.
+// Returns Mixed() with some classes resident in HBM. Every fourth seed keeps
+// everything.
 stream::StreamOptions MixedResident(const stream::ModelShape& model,
                                     uint64_t seed) {
   stream::StreamOptions options = Mixed(model, seed);
@@ -307,8 +308,7 @@ TEST_P(StreamedStepFractions, HaveTheGradientsOfPlainAutograd) {
   ExpectGradientsOfAutograd(c, seed);
 }
 
-TEST_P(StreamedStepFractions,
-       HaveTheGradientsOfAutogradWithResidentClassesToo) {
+TEST_P(StreamedStepFractions, HaveTheGradientsOfAutogradIfClassesAreResident) {
   const auto seed = static_cast<uint64_t>(GetParam());
   StepCase c = DrawCase(seed);
   c.stream = MixedResident(c.model, seed);
@@ -326,7 +326,7 @@ TEST(StreamedStep, MakesNoHostSynchroniseCall) {
 }
 
 // The link is so slow that every copy is late; the numbers must not change.
-TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
+TEST(StreamedStep, HasTheSameGradientsOverASlowLink) {
   if (OnCuda()) GTEST_SKIP() << "only sim has links of a set speed";
   StepCase c{Llama(), 71, 16, 1, Alpha(0.5, 3)};
   const StepData data = MakeStepData(c, 5);
@@ -342,9 +342,8 @@ TEST(StreamedStep, IsTheSameHoweverSlowTheLink) {
 }
 
 // A GPU's kernels round o when they read it.
-TEST(StreamedStep, OnAGpuARoundedOutputChangesNoBit) {
-  if (!OnCuda())
-    GTEST_SKIP() << "only a GPU rounds o: sim's blocks read it in fp32";
+TEST(StreamedStep, ARoundedOutputChangesNoBitOnAGpu) {
+  if (!OnCuda()) GTEST_SKIP() << "sim's blocks read o in fp32";
   for (const stream::StreamOptions& stream : {Alpha(0.5), QueriesOuter(0)}) {
     StepCase c{Llama(4, 2), 71, 16, 2, stream};
     c.dtype = at::kBFloat16;
@@ -361,7 +360,7 @@ TEST(StreamedStep, OnAGpuARoundedOutputChangesNoBit) {
   }
 }
 
-TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
+TEST(StreamedStepOracle, CountsANaNAsTheWorstErrorEvenIfErrorsFollow) {
   const stream::ModelShape model = Llama();
   ModelTensors gradients = ZeroTensors(model, at::kFloat, at::kCPU);
   const auto named = NamedTensors(model, gradients);
@@ -377,7 +376,7 @@ TEST(StreamedStepOracle, TakesANaNForTheWorstErrorWhateverFollowsIt) {
 
 class StreamedStepInBf16 : public ::testing::TestWithParam<Named> {};
 
-TEST_P(StreamedStepInBf16, IsAsGoodAsPlainTorch) {
+TEST_P(StreamedStepInBf16, IsAboutAsExactAsPlainTorch) {
   StepCase c = GetParam().c;
   c.dtype = at::kBFloat16;
   const StepData data = MakeStepData(c, 23);

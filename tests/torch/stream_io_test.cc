@@ -83,7 +83,7 @@ TEST_F(StreamIo, AStagingSlotIsNotRewrittenBeforeItsBytesLeft) {
   }
 }
 
-TEST_F(StreamIo, AStagingSlotIsFilledWhileTheOthersBytesLeave) {
+TEST_F(StreamIo, AStagingSlotIsFilledWhileTheOtherSlotsBytesLeave) {
   StagingRing staging = Staging(2);
   std::set<void*> places;
   for (int i = 0; i < 4; ++i) {

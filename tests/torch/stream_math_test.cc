@@ -51,7 +51,7 @@ TEST(Rope, IsUndoneByItsInverse) {
   EXPECT_LT(Largest(turned - x), 1e-5);
 }
 
-TEST(Attention, BlocksMergeToTheWholeAlsoWhereScoresAreHuge) {
+TEST(Attention, BlocksMergeToTheWholeEvenIfScoresAreHuge) {
   // Differences of log-sum-exps are far above 88, where exp overflows. Near
   // 10,000, fp32 has steps of 0.001, and one draw in a hundred has two scores
   // that close, so the seed is fixed.
@@ -76,7 +76,7 @@ TEST(Attention, BlocksMergeToTheWholeAlsoWhereScoresAreHuge) {
 
 // Causal blocks are cut at any number of rows. Their results overwrite earlier
 // values or are added to them.
-TEST(Attention, ACausalBlockCutInHalvesIsTheWholeOne) {
+TEST(Attention, ACausalBlockInHalvesEqualsTheWholeBlock) {
   for (const int64_t rows : {1, 256, 257, 512, 700, 1025}) {
     const auto random = [&] { return at::randn({rows, 2, 16}); };
     const at::Tensor q = random(), k = random(), v = random();
@@ -129,7 +129,7 @@ TEST(ChunkedLoss, DoesNotDependOnRowsAtOnceAndSurvivesLargeLogits) {
   }
 }
 
-TEST(ChunkedLoss, AllLabelsIgnoredIsNoLoss) {
+TEST(ChunkedLoss, IsZeroIfAllLabelsAreIgnored) {
   at::Tensor loss = There(at::zeros({}, at::kDouble));
   at::Tensor gradient = There(at::zeros({30, 8}));
   const at::Tensor labels =

@@ -1,5 +1,5 @@
-// Tests the HBM and host memory of a streamed step, and that a plan of its
-// segments can be replayed.
+// Tests the HBM, the host memory and the traffic of a streamed step, and that a
+// plan of its segments can be replayed.
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -67,7 +67,7 @@ class StreamMemory : public ::testing::Test {
             .allocator = &allocator_};
   }
 
-  // Each class has other fractions, all of whole rows in chunks of 16.
+  // Some classes have their own fractions, all of whole rows in chunks of 16.
   StreamContext::Options MixedOptions(int64_t seq_len) {
     StreamContext::Options options = Options(seq_len, 0.75);
     options.stream.fractions = {
@@ -89,7 +89,8 @@ class StreamMemory : public ::testing::Test {
     return options;
   }
 
-  // Runs a step. Returns its peak allocation, without tokens and weights.
+  // Runs a step. Returns its peak allocation without tokens, weights and
+  // gradients.
   Bytes Step(StreamContext::Options options) {
     options.host_size = stream::HostBytes(options.stream);
     const Arena arena(options.host_size, node_);
@@ -359,7 +360,7 @@ TEST_F(StreamMemory, TheKeepReserveCoversTheGrowthOfRingsAndTransients) {
   }
 }
 
-TEST_F(StreamMemory, AProbeRunsEverySegmentKindInTheSameMemory) {
+TEST_F(StreamMemory, AProbeTakesTheMemoryOfAWholeStep) {
   Step(Options(135));
   const Bytes whole = Step(Options(135));
   StreamContext::Options probe = Options(135);
@@ -403,7 +404,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
     EXPECT_EQ(profile.segments[i].executions, kinds[i].executions)
         << kinds[i].name;
   }
-  // 9 chunks have 9 projections, 9 second halves and 45 blocks. Backward also
+  // 9 chunks have 9 qkv segments, 9 post segments and 45 blocks. Backward also
   // makes q, k and v again.
   EXPECT_EQ(profile.kinds[0].forward_layer_seconds, 9 + 9 + 45);
   EXPECT_EQ(profile.kinds[0].backward_layer_seconds, 9 + 9 + 45 + 9);
@@ -433,7 +434,7 @@ TEST_F(StreamMemory, AStepMovesTheProfilesBytes) {
     Step(options);
     const client::CopyStats after = engine_->stats();
     // The loss and the embedding's backward each fetch a hidden state. The
-    // embedding and the loss each send one.
+    // embedding and the loss each send a hidden state.
     EXPECT_EQ((after.h2d - before.h2d).count(),
               profile.kinds[0].layers * in + 2 * hidden);
     EXPECT_LE((after.d2h - before.d2h).count(),

@@ -44,8 +44,9 @@ stream::AttentionKernel AskedKernel() {
   SLUICE_CHECK(false);
 }
 
-// Returns all of the fake GPU's memory; of a real GPU, enough for cuBLAS
-// workspaces (client/torch/run/rank_memory.h), about 32 MiB per rank's thread.
+// Returns the size of the region: all of a fake GPU's memory, and so much of a
+// real GPU's that cuBLAS workspaces of about 32 MiB per rank's thread fit
+// (client/torch/run/rank_memory.h).
 Bytes HbmOf(device::Driver& driver) {
   const auto gpu = device::Placement::Gpu(DeviceIndex(0));
   return std::min(kMostHbm, Need(driver.Usage(gpu)).total);
@@ -87,7 +88,7 @@ class RanksGpu {
   RegionAllocator allocator_;
 };
 
-// Ends before the process does, or the fake reports what is left.
+// Releases the GPU before the process ends: the fake reports what is left.
 class Gpu : public ::testing::Environment {
  public:
   static RanksGpu& Get() { return *gpu_; }

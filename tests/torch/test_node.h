@@ -1,8 +1,7 @@
 // The device on which tests of a step compute: a simulated node or, if
-// SLUICE_TEST_DEVICE is cuda, GPU 0 of the CUDA driver that is found. CTest
-// runs them on the fake driver (tests/fake_cuda), and its findings fail the
-// run, too. SLUICE_TEST_ATTENTION chooses the GPU's attention kernel (default:
-// auto).
+// SLUICE_TEST_DEVICE is cuda, GPU 0 of the CUDA driver that is found. In CTest
+// that is the fake driver (tests/fake_cuda); its findings fail the run, too.
+// SLUICE_TEST_ATTENTION chooses the GPU's attention kernel (default: auto).
 //
 // On CUDA ranks are threads of one process and share the GPU and torch's
 // stream: blocks of the one region are reused in the order of that stream.
@@ -63,7 +62,7 @@ class TestNode {
 class Arena {
  public:
   explicit Arena(Bytes size);  // on the heap
-  // Pinned if a CUDA GPU copies from it.
+  // On CUDA the memory is pinned.
   Arena(Bytes size, const TestNode& node);
   Arena(const Arena&) = delete;
   std::byte* data() const { return data_; }

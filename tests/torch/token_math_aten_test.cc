@@ -1,6 +1,6 @@
 // Compares token-local math on a test's device (test_node.h) with ATen's
-// operators, one after another, as in plain torch: results and, on the CPU,
-// time.
+// separate operators, as plain torch runs them: the results and, on the CPU,
+// the time.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_log_softmax.h>
 #include <ATen/ops/empty_like.h>

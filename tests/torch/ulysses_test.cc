@@ -85,7 +85,7 @@ class HeadExchangeTest : public ::testing::TestWithParam<Case> {
   at::Tensor KeysOf(const at::Tensor& global, int r) const {
     return global.index_select(1, at::tensor(heads.kv_of(r)));
   }
-  // Returns rows of 99, which rows outside of runs must keep.
+  // Returns rows of 99. Rows outside of runs must stay 99.
   at::Tensor Untouched(int64_t m, int64_t count) const {
     return at::full({layout.rows(m), count, kDim}, 99, c.type);
   }
@@ -126,8 +126,8 @@ void HeadExchangeTest::CheckToHeads(HeadExchange& exchange, int rank, int64_t m,
 void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
                                      int64_t m, const RowRuns& runs) const {
   const at::Tensor q = Global(m, c.heads, 4);
-  // Each rank has a dk. The home rank must get the sum over all ranks that hold
-  // the head.
+  // Each rank has a dk of its heads. A row's own rank must get the sum over all
+  // ranks that hold the head.
   at::Tensor k = at::zeros({layout.rows(m), c.kv_heads, kDim}, c.type);
   at::Tensor mine;
   for (int r = 0; r < c.ranks; ++r) {
@@ -138,7 +138,7 @@ void HeadExchangeTest::CheckToTokens(HeadExchange& exchange, int rank,
   const auto there = at::TensorOptions().device(TestDevice());
   const at::Tensor q_home =
       at::empty({runs.count[rank], c.heads, kDim}, there.dtype(c.type));
-  const at::Tensor k_home =  // wider than the message
+  const at::Tensor k_home =  // in fp32, also if bf16 is sent
       at::empty({runs.count[rank], c.kv_heads, kDim}, there.dtype(at::kFloat));
   const absl::Status status = exchange.ToTokens(
       runs,
@@ -159,7 +159,7 @@ TEST_P(HeadExchangeTest, WholeChunksReachTheirHeadsAndReturn) {
   });
 }
 
-// Runs lie back to back, like rows that are made again.
+// Runs lie back to back, like recomputed rows.
 TEST_P(HeadExchangeTest, OnlyTheRowsOfRunsAreExchanged) {
   OnEachRank([&](HeadExchange& exchange, int rank) {
     const at::Tensor q = Numbers({c.chunk, c.heads, kDim}, 1, c.type),

@@ -107,7 +107,7 @@ TEST(Corpus, AFingerprintDependsOnTheTextAndNotOnItsPath) {
   EXPECT_EQ(fingerprint(), whole);
 }
 
-TEST(Dealer, TooLittleTextSaysHowMuchIsNeeded) {
+TEST(Dealer, TheErrorForTooLittleTextSaysHowMuchIsNeeded) {
   const TempDir dir;
   const auto corpus = Counting(dir, 32);
   EXPECT_THAT(CheckLength(*corpus, 31), IsOk());

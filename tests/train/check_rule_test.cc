@@ -1,5 +1,5 @@
-// Tests how `check` measures errors, and tests its reference by finite
-// differences.
+// Tests how `sluice-train check` judges errors, and tests its reference by
+// finite differences.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/randint.h>
@@ -32,7 +32,7 @@ TEST(CheckRule, ErrorsAreRelativeToTheParameterOrItsLayer) {
   EXPECT_EQ(report.loss_rel_error, 0);
 }
 
-TEST(CheckRule, NanIsTheWorst) {
+TEST(CheckRule, NanIsTheWorstError) {
   const ReferenceResult truth{2.0, {{"a", Of(1)}, {"b", Of(1)}}};
   ReferenceResult ours = truth;
   ours.gradients["a"] = Of(std::nan(""));

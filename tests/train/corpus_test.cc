@@ -55,7 +55,7 @@ TEST_F(CorpusTest, AFileYieldsItsBytesAsTokens) {
   EXPECT_THAT(All(*corpus), ElementsAre('a', 'b', 255));
 }
 
-// Guards against waiting for a writer for ever.
+// Otherwise opening a pipe would wait for a writer.
 TEST_F(CorpusTest, APipeOrADeviceIsRefusedAtOnce) {
   for (const char* name : {"pipe", "pipe.bin"}) {
     const std::string pipe = dir_.File(name);
@@ -99,7 +99,6 @@ TEST_F(CorpusTest, AFolderYieldsItsTextFilesInSortedOrder) {
   EXPECT_THAT(All(*corpus), ElementsAre('Z', 'B'));
 }
 
-// Guards against the error "got -1 of 1 bytes".
 TEST_F(CorpusTest, AReadErrorNamesTheFileAndTheReason) {
   const std::string first = Write("d/1", "a"), second = Write("d/2", "b");
   SLUICE_ASSERT_OK_AND_ASSIGN(auto corpus,

@@ -109,13 +109,13 @@ class OnCuda : public ::testing::Test {
   static bool OnTheFake() {
     return dlsym(RTLD_DEFAULT, "fake_cuda_calls") != nullptr;
   }
-  // Return how often the host waited for the GPU, and how often memory that is
-  // not pinned was copied; 0 if they are not counted.
+  // Returns how often the host waited for the GPU; 0 if waits are not counted.
   static long Waits() {
     if (!OnTheFake()) return 0;
     return fake_cuda::fake_cuda_calls("cuStreamSynchronize") +
            fake_cuda::fake_cuda_calls("cuEventSynchronize");
   }
+  // Returns how often pageable memory was copied; 0 if that is not counted.
   static long Pageable() {
     return OnTheFake() ? fake_cuda::fake_cuda_pageable_copies() : 0;
   }
@@ -209,7 +209,7 @@ void ExpectSame(Training& one, Training& other) {
   }
 }
 
-TEST_F(OnCuda, SeededWeightsAreTheCpusAndNeedNoPageableMemory) {
+TEST_F(OnCuda, SeededWeightsEqualTheCpusAndNeedNoPageableMemory) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     const long pageable = Pageable();
     Training gpu(dtype, kGpu, *stage_);

@@ -307,10 +307,10 @@ INSTANTIATE_TEST_SUITE_P(Shapes, HostStatesOf,
                                            Case{at::kBFloat16, 2},
                                            Case{at::kFloat, 4}));
 
-constexpr int64_t kParts = 8;  // of StepOf; each is one unit
+constexpr int64_t kParts = 8;  // of StepOf's model; each is one unit
 
 // Backward fetches as many units as the ring has slots. Forward waits only for
-// its next part, and so many units stay in flight.
+// its next part, and that number of units stays in flight.
 TEST(HostStates, CopiesRunDuringBackwardAndForwardOfEarlierParts) {
   const auto ranks = Train({at::kBFloat16, 1}, StatePlace::kHost, 2e7);
   const Outcome& outcome = ranks[0];

@@ -148,8 +148,8 @@ TEST(Launcher, BlamesTheFirstCauseAndNotItsVictims) {
   EXPECT_THAT(result.out, HasSubstr("{\"fits\":false}"));
 }
 
-// Guards against blaming a rank that the launcher ended when all others report
-// a lost peer.
+// If all other ranks report a lost peer, the launcher must not blame the rank
+// that it ended itself.
 TEST(Launcher, ARankThatTheLauncherEndsIsNotTheCause) {
   const auto launcher = LaunchScript(2, R"(
     test $RANK = 1 || exec sleep 30
@@ -187,7 +187,7 @@ TEST(Launcher, ARunThatIsDoneWhenTheSignalComesIsNotInterrupted) {
   EXPECT_TRUE(Exists(dir.File("saved0")));
 }
 
-TEST(Launcher, RepeatedHangupsEndTheRunInOrder) {
+TEST(Launcher, RepeatedHangupsLetTheRanksSaveAndEnd) {
   const TempDir dir;
   const auto launcher = LaunchStoppable(dir, "HUP", "true");
   launcher->Kill(SIGHUP);

@@ -197,7 +197,7 @@ TEST(AdamW, ReducesDuringBackwardAndGathersDuringForward) {
   AdamW adamw({}, &weights, &gradients, &recorder);
   const auto take = [&] { return std::exchange(recorder.calls, ""); };
   ASSERT_THAT(adamw.PartIsDone(3), IsOk());
-  EXPECT_EQ(take(), "");  // a later sequence still adds
+  EXPECT_EQ(take(), "");  // a later sequence adds to the gradients
   adamw.BeginLastSequence();
   for (const int part : {3, 2, 1, 0}) {
     ASSERT_THAT(adamw.PartIsDone(part), IsOk());

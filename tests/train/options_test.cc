@@ -75,7 +75,7 @@ TEST(CommandLine, AcceptsAKernelWhereItCanCompute) {
   }
 }
 
-// --chunk fixes the prefetch, so that all runs with it are equal.
+// --chunk fixes the prefetch, so that all runs with one --chunk are equal.
 TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
   SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
                               ParseCommandLine(Split("train")));
@@ -100,7 +100,7 @@ TEST(CommandLine, AnEmptyRerunCountsAsNotGiven) {
   EXPECT_FALSE(parsed.options.rerun.has_value());
 }
 
-// Guards against sizes that only sluicectl plan train accepts.
+// sluicectl plan train accepts these sizes, too.
 TEST(CommandLine, AcceptsTheSizesAndNamesOfTheOtherPrograms) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ParsedCommand parsed,
@@ -118,7 +118,7 @@ TEST(CommandLine, AcceptsTheSizesAndNamesOfTheOtherPrograms) {
   EXPECT_EQ(o.batch * o.accumulate, 8);
 }
 
-TEST(CommandLine, DeviceSaysWhatTheDaemonsGpusMustBe) {
+TEST(CommandLine, DeviceNamesTheDriverThatTheDaemonMustHave) {
   for (const auto& [flag, driver] : {std::pair("", ""),
                                      {"--device auto", ""},
                                      {"--device sim", "sim"},
@@ -152,7 +152,7 @@ TEST(CommandLine, HelpHasEveryExitStatus) {
   }
 }
 
-TEST(CommandLine, EachCommandsHelpHasExamplesOfItsOwnAndThereIsAVersion) {
+TEST(CommandLine, EachHelpHasItsOwnExamplesAndVersionIsPrinted) {
   std::set<std::string> footers;
   for (const char* command : {"", "train ", "check ", "profile "}) {
     ::testing::internal::CaptureStdout();
@@ -198,7 +198,6 @@ TEST(CommandLine, ReadsFractionsByClass) {
   EXPECT_EQ(f.at("norm1"), (stream::ClassFractions{1, 0}));
 }
 
-// Guards against refusing or dropping the fractions of some classes.
 TEST(CommandLine, AcceptsFractionsOfEveryClass) {
   for (const stream::ClassTraits& c : stream::kClasses) {
     const std::string flags =

@@ -127,8 +127,8 @@ TEST_F(PeerWatchTest, ASecondAttachReplacesTheFirst) {
   EXPECT_TRUE(IsCausedByPeer(watch_.why()));
 }
 
-// Guards against calling a rank a victim of its peer if the rank failed first,
-// and the peer ended because of that.
+// If a rank failed first, and its peer ended because of that, the rank is not
+// the peer's victim.
 TEST_F(PeerWatchTest, ADeathExplainsOnlyTheErrorsThatItCaused) {
   const absl::Status own = absl::DataLossError("shard 3 is truncated");
   const absl::Status lost =

@@ -1,5 +1,5 @@
 // Tests what a rank's watch prints about a request to stop, and its CPU time. A
-// request stays until the process ends, so only one test makes it.
+// request stays until the process ends, so only one test makes a request.
 #include "client/train/watch/rank_watch.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Guards against a run that ends before the watch's thread has printed why.
 TEST(RankWatch, ARequestedStopIsPrintedBeforeTheRunEnds) {
   ::testing::internal::CaptureStderr();
   auto watch = std::make_unique<RankWatch>(RankWatch::Options{

@@ -258,7 +258,7 @@ TEST_F(SaveFolderTest, RotationKeepsTheResumedCheckpointUntilANewerIsWhole) {
   EXPECT_THAT(StepsIn(folder()), ElementsAre(9));
 }
 
-TEST_F(SaveFolderTest, TheSameStepIsReplacedWhole) {
+TEST_F(SaveFolderTest, ACheckpointOfTheSameStepIsReplacedWhole) {
   SLUICE_ASSERT_OK_AND_ASSIGN(auto save, Claim());
   ASSERT_THAT(Save(*save, 3), IsOk());
   ASSERT_THAT(Save(*save, 3), IsOk());
@@ -334,7 +334,7 @@ TEST(StateFile, AFormat1CursorCountsSequencesOfItsLength) {
   EXPECT_EQ(state.NextToken(1000), 35);
 }
 
-TEST(JsonlFile, LinesThatAFullDiskRefusesWaitAndAreReportedOnce) {
+TEST(JsonlFile, LinesWaitIfTheDiskIsFullAndTheErrorIsReportedOnce) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto file, JsonlFile::Open("/dev/full"));
   EXPECT_THAT(file->Append("{}"), HasSubstr("No space left"));
   EXPECT_THAT(file->Append("{}"), IsEmpty());

@@ -131,7 +131,7 @@ TEST(Words, ProgressSaysWhereHowMuchAndHowLong) {
             "waiting for the daemon's plan, 12 s so far");
 }
 
-TEST(Words, WhereThereIsNoChunkProgressNamesThePartOfTheStep) {
+TEST(Words, OutsideChunksProgressNamesThePartOfTheStep) {
   RankSample sample = HalfDone();
   sample.place = {};
   sample.segment = "loss.full";
@@ -149,7 +149,7 @@ TEST(Words, TimeLeftFollowsTheStepsProgressOnceThereIsAny) {
   EXPECT_LT(SecondsLeft(sample, 110), 0) << "the time left is unknown";
 }
 
-TEST(Words, ASignalIsAnsweredWithWhatItWillDo) {
+TEST(Words, TheEffectOfASignalIsPrinted) {
   EXPECT_EQ(StopText({SIGINT, 3, "out/run", true}, HalfDone(), 130),
             "Ctrl-C: finishing step 3 (about 30 s left), then saving to "
             "out/run; press Ctrl-C again to stop at once");
@@ -250,7 +250,6 @@ TEST(Banner, UnknownFactsAreNotGuessed) {
   EXPECT_THAT(text, Not(HasSubstr("expected")));
 }
 
-// Guards against printing that alst's inputs stay on the GPU.
 TEST(Banner, EachBaselineSaysWhereItsActivationsAre) {
   BannerFacts f = Facts();
   f.classes.clear();

@@ -50,7 +50,7 @@ void MiniMalloc(BenchReport& report) {
   report.Add({"minimalloc_all", all, "s", 20, true, "sum of the eleven"});
 }
 
-// Asks for less than the published capacity.
+// Measures plans for less than the published capacity.
 void Capacity(BenchReport& report) {
   constexpr Bytes kAsked(1045504);
   for (const char letter : std::string("DJ")) {
@@ -65,8 +65,8 @@ void Capacity(BenchReport& report) {
   }
 }
 
-// Measures traces with more different buffers than the race handles in its
-// time.
+// Measures traces of so many distinct buffers that the greedy race would not
+// end in time.
 void Huge(BenchReport& report) {
   using Shape = LargeSpec::Shape;
   for (const Shape shape : {Shape::kRandom, Shape::kChurn, Shape::kCompiler}) {

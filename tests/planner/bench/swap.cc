@@ -24,8 +24,7 @@ NodeSwapResult MustPlan(const NodeSwapProblem& node, SwapPolicy policy) {
   return *std::move(result);
 }
 
-// Returns the plan's largest violation of a row, as a part of the row's
-// capacity.
+// Returns the plan's largest excess over a capacity, as a part of the capacity.
 double Breach(const NodeSwapResult& result) {
   double worst = 0;
   for (const CapacityRow& row : result.rows) {

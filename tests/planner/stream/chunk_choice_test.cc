@@ -59,12 +59,12 @@ TEST(ChunkChoice, ASmallerChunkWithinTheToleranceIsTaken) {
   EXPECT_EQ(Searched({128, 128, 1024, 0}, measure).rows, 512);
 }
 
-// For a block of 4,000 rows the host needs as long as the device.
-TEST(ChunkChoice, GrowsUntilTheHostNeedsAtMostAThird) {
+// For a block of 4,000 rows the host takes as long as the device.
+TEST(ChunkChoice, AChunkGrowsUntilTheHostTakesAThirdOfTheDevicesTime) {
   const ChunkRange range = {128, 128, 65536, 0.05};
   const auto blocks = [](int64_t rows) { return Blocks(rows, 1, 1 / 16e6); };
   EXPECT_EQ(Searched(range, blocks).rows, 8192);
-  // A device so fast that no size hides the host gets the largest.
+  // If no chunk takes the device longer than the host, the largest is chosen.
   EXPECT_EQ(
       Searched(range, [](int64_t rows) { return Blocks(rows, 1, 0); }).rows,
       65536);

@@ -39,7 +39,7 @@ std::map<std::string, double> Slack(int64_t chunks, int prefetch_depth,
   return slack;
 }
 
-TEST(CopyDue, ACopysSlackIsTheComputeOnTheOtherSlots) {
+TEST(CopyDue, ACopysSlackIsTheComputeThatUsesTheOtherSlots) {
   auto slack = Slack(4, /*prefetch_depth=*/3);
   EXPECT_EQ(slack.at("x"), 2 + 4 + 16);
   EXPECT_EQ(slack.at("layer out"), 2 + 4 + 16);
@@ -53,7 +53,7 @@ TEST(CopyDue, ACopysSlackIsTheComputeOnTheOtherSlots) {
   EXPECT_EQ(slack.at("dX"), 2048);
 }
 
-TEST(CopyDue, WithoutASecondSlotOrChunkCopiesAreNeededAtOnce) {
+TEST(CopyDue, CopiesInOneSlotAndAllCopiesOfOneChunkHaveNoSlack) {
   auto slack = Slack(4, /*prefetch_depth=*/1);
   EXPECT_EQ(slack.at("k, v"), 0);
   EXPECT_EQ(slack.at("inner chunk"), 0);

@@ -29,7 +29,7 @@ TEST(FillFractions, HasEveryClassAndKeepsGivenFractions) {
   EXPECT_TRUE(CheckFractions(filled, ThreeLayers()).ok());
 }
 
-// Omitted fractions have the values that StreamShape assumes.
+// Filled-in fractions are those that StreamShape assumes.
 TEST(FillFractions, LeavesTheStepUnchanged) {
   StreamOptions options{
       .model = ThreeLayers(), .layout = ChunkLayout(71, 16, 2), .alpha = 0.5};
@@ -44,8 +44,6 @@ TEST(FillFractions, LeavesTheStepUnchanged) {
   }
 }
 
-// Guards against dropping classes that cannot be recomputed if everything was
-// kept.
 TEST(WithoutKept, SwapsWhatCannotBeRecomputedAndLeavesGivenFractions) {
   const FractionMap given = {{"lse", {.keep = 1, .swap = 0}},
                              {"norm2", {.keep = 0.5, .swap = 0.25}}};

@@ -1,5 +1,5 @@
-// Tests the closed form of a layer's time, by hand and against a simulated
-// layer.
+// Tests the closed form of a layer's time against sums computed by hand and
+// against a simulated layer.
 #include "planner/stream/layer_time.h"
 
 #include <fmt/format.h>
@@ -70,7 +70,6 @@ TEST(LayerTime, OverLinksWithoutALimitALayerTakesItsComputeTime) {
   }
 }
 
-// Guards against a closed form in which faster blocks take longer.
 TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
   for (const auto& [chunks, prefetch] :
        {std::pair(2, 2), {4, 1}, {8, 2}, {13, 2}, {13, 4}, {64, 2}}) {
@@ -92,7 +91,6 @@ TEST(LayerTime, FasterComputeOrLinksNeverTakeLonger) {
   }
 }
 
-// Guards against omitting copies that no other chunk's compute covers.
 TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
   constexpr double kSpeed = 1e6;
   for (const int64_t chunks : {2, 4, 32}) {
@@ -126,8 +124,8 @@ TEST(LayerTime, CopiesThatNoOtherChunksComputeCoversAreAdded) {
   }
 }
 
-// All four layers but the last one run again.
-TEST(LayerTime, ARerunIsForwardOverTheFirstChunks) {
+// The first three of the four layers run again.
+TEST(LayerTime, ARerunTakesAForwardOverTheFirstChunks) {
   StreamOptions options = TimedOptions(8, kTimedOrders[0], 2, 0.5);
   options.rerun_chunks = 2;
   const LayerCompute compute = Whole(Chunk(3), 2);
@@ -140,7 +138,7 @@ TEST(LayerTime, ARerunIsForwardOverTheFirstChunks) {
   }
 }
 
-// The ratio of the closed form to the simulated layer.
+// The range of the ratio of the closed form to the simulation.
 struct Range {
   double least = 1e9, most = 0;
   void Add(double ratio) {

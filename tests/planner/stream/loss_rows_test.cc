@@ -14,14 +14,15 @@ ModelShape ModelWithVocabulary(int64_t layers, int64_t hidden, int64_t vocab) {
 
 // If the head does nearly all of the work, the logits are as large as the
 // head's gradient.
-TEST(LossRows, AreManyWhereTheVocabularyIsLarge) {
+TEST(LossRows, AreAsManyAsHiddenIfTheVocabularyIsLarge) {
   for (const int64_t hidden : {128, 256, 1024}) {
     EXPECT_EQ(LossRows(ModelWithVocabulary(2, hidden, 32768), 4), hidden);
   }
 }
 
-// In Llama 8B more rows would only take memory: 128 MiB for every 256 of them.
-TEST(LossRows, AreFewerWhereTheHeadIsASmallPart) {
+// In Llama 8B more rows would only take memory: 256 rows of fp32 logits take
+// 125 MiB.
+TEST(LossRows, AreFewerIfTheHeadIsASmallPartOfTheModel) {
   const ModelShape model = ModelWithVocabulary(32, 4096, 128256);
   const int64_t rows = LossRows(model, 2);
   EXPECT_GE(rows, kLeastLossRows);
@@ -80,9 +81,9 @@ TEST(LossGroups, CoverAllChunksOnce) {
   }
 }
 
-// The calibration's last group has the rows of the sequence's last group. It
-// has a full group if the sequence has one, and two full chunks if the sequence
-// has two.
+// The calibration's last group has the rows of the sequence's last group. The
+// calibration has a full group if the sequence has one, and two full chunks if
+// the sequence has two.
 TEST(CalibrationLayout, HasEveryKindOfGroup) {
   for (int64_t seq_len = 1; seq_len < 100; ++seq_len) {
     for (int64_t size = 1; size < 6; ++size) {
@@ -105,8 +106,8 @@ TEST(CalibrationLayout, HasEveryKindOfGroup) {
   }
 }
 
-// The rows depend on the number of layers, but a calibration of one layer must
-// cut the loss as the whole model does.
+// The rows per call depend on the number of layers, but a calibration of one
+// layer must cut the loss as the whole model does.
 TEST(CalibrationStep, CutsTheLossAsTheWholeStepDoes) {
   for (const int64_t layers : {1, 2, 4, 32}) {
     for (const int64_t vocab : {256, 32000, 128256}) {

@@ -12,7 +12,7 @@ std::string Refusal(const ModelShape& shape, int64_t ranks) {
   return std::string(shape.ValidateStream(ranks).message());
 }
 
-TEST(ModelShape, AcceptsTheDemoShape) {
+TEST(ModelShape, AcceptsItsDefaults) {
   EXPECT_TRUE(ModelShape{}.ValidateStream(2).ok());
 }
 
@@ -35,7 +35,7 @@ TEST(ModelShape, RefusalsNameValueAndLimit) {
   EXPECT_THAT(Refusal(shape, 2), HasSubstr("--layers is 0"));
 }
 
-TEST(ModelShape, OneToAllExpertsAreActiveWhereThereAreAny) {
+TEST(ModelShape, AMixtureOfExpertsHasOneToAllExpertsActive) {
   const auto fine = [](int64_t experts, int64_t active) {
     return ModelShape{.experts = experts, .active_experts = active}
         .Validate()

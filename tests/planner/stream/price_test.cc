@@ -38,7 +38,8 @@ TEST(StepPrice, AStepThatRecomputesNothingPaysNothing) {
 }
 
 // Drops half of norm2 (512 rows of 64 fp32 numbers) in 4 layers. The segment
-// that makes norm2 also makes x2 and the FFN, so norm2 costs a part of it.
+// that makes norm2 also makes x2 and the FFN, so norm2 costs a part of
+// the segment.
 TEST(StepPrice, DroppedRowsCostTheirShareOfTheSegmentThatMakesThem) {
   StreamOptions options = Options();
   options.fractions = {{"norm2", {0, 0.5}}};

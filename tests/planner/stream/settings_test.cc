@@ -100,7 +100,8 @@ TEST(Settings, GivenSettingsAreNotVaried) {
   EXPECT_TRUE(SettingsOf(q, 512).front().resident);
   q.prefetch = 3;
   q.order = BackwardOrder::kQueriesOuter;
-  // Half must be swapped, so nothing is resident and no chunk runs again.
+  // Half of the rows must be swapped, so nothing is resident and no chunk runs
+  // again.
   q.stream.alpha = 0.5;
   EXPECT_THAT(SettingsOf(q, 512),
               ElementsAre(Settings{512, 3, BackwardOrder::kQueriesOuter}));
@@ -118,10 +119,10 @@ TEST(Settings, RowsAreKeptInHbmIfTheyMayBeAndAlphaIsOpen) {
   EXPECT_EQ(norm1(true, 0.5), (ClassFractions{0, 0.5}));
 }
 
-// If host memory is short, the last chunks stay in HBM. Then as few of the
-// first chunks as possible run again, in larger groups of layers if memory is
-// shorter still.
-TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
+// If host memory is short, the last chunks stay in HBM, and as few of the first
+// chunks as possible run again. With still less memory more layers run again
+// together.
+TEST(Settings, WithLessHostMemoryMoreChunksRunAgain) {
   SettingsQuestion q = Question(1 << 20);
   q.stream.model.layers = 8;
   q.hbm = MiB(80);
@@ -148,7 +149,7 @@ TEST(Settings, WithLessHostMemoryMoreRunsAgain) {
     --fewer.rerun_chunks;
     EXPECT_GT(HostBytes(fewer), q.host);
   }
-  // Too little even if all chunks run again, one layer at a time.
+  // 64 % is too little even if all chunks run again, one layer at a time.
   q.host = swapped / 100 * 64;
   EXPECT_GT(HostBytes(StreamOf(q, settings)), q.host);
   settings.rerun_layers = 2;

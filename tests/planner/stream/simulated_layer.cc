@@ -130,8 +130,10 @@ class Simulation {
   struct Step {
     size_t outer, inner;
   };
-  std::vector<Step> steps_;                           // attention's blocks
-  std::map<size_t, std::pair<size_t, double>> sent_;  // inner: (outer, time)
+  std::vector<Step> steps_;  // the blocks of attention's backward
+  // By inner chunk: the last outer chunk with which its gradients were summed,
+  // and the time at which the sums are in host memory.
+  std::map<size_t, std::pair<size_t, double>> sent_;
   std::optional<SimulatedFetches> saved_rows_, outer_, inner_, gradients_;
   // For each chunk, the time at which its bytes are in host memory.
   std::vector<double> hidden_, keys_;
@@ -149,7 +151,7 @@ double Simulation::Enter() {
                      &rings_->blocks, &rings_->gradients}) {
     std::ranges::replace(*ring, kBlocked, compute_.free);
   }
-  // Copies in that were not issued before are issued now.
+  // Copies to the GPU that are not issued yet begin now at the earliest.
   in_.free = std::max(in_.free, compute_.free);
   return compute_.free;
 }
@@ -181,7 +183,7 @@ void Simulation::Forward() {
     fetch = {In(x), hidden_[k]};
     return true;
   });
-  std::vector<size_t> earlier;  // key chunks, block by block
+  std::vector<size_t> earlier;  // the key chunk of each off-diagonal block
   for (size_t j = 0; j < chunks_; ++j) {
     for (size_t i = 0; i < j; ++i) earlier.push_back(i);
   }

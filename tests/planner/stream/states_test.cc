@@ -75,7 +75,7 @@ TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
         EXPECT_EQ(OwnedElements(model, ranks, rank),
                   owned[static_cast<size_t>(rank)]);
       }
-      // Each round may leave a rank a cache line (16 elements) more.
+      // Each round may give a rank a cache line (16 elements) more.
       const auto [least, most] =
           std::minmax_element(owned.begin(), owned.end());
       EXPECT_LE(*most, model.trained_parameters() / ranks +
@@ -85,7 +85,7 @@ TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
   }
 }
 
-TEST(OptimizerCollectives, AreAThousandAtMostFor8BOn8Gpus) {
+TEST(OptimizerCollectives, Are145For8BOn8RanksAndAtMost1000On7) {
   const ModelShape llama8b = Llama({.layers = 32,
                                     .hidden = 4096,
                                     .heads = 32,
@@ -96,8 +96,8 @@ TEST(OptimizerCollectives, AreAThousandAtMostFor8BOn8Gpus) {
   EXPECT_LE(sluice::testing::OptimizerCollectives(llama8b, 7),
             1000);  // uneven rounds
   EXPECT_EQ(sluice::testing::OptimizerCollectives(llama8b, 1), 0);
-  // cuda_ranks_test.py counts NCCL's collectives of this model: all but the sum
-  // of the norm.
+  // cuda_ranks_test.py counts NCCL's collectives of this model, which are all
+  // of these but the sum of the norm.
   const ModelShape small = Llama({.layers = 2,
                                   .hidden = 64,
                                   .heads = 4,

@@ -47,7 +47,7 @@ TEST(StreamShape, PiecesCoverAChunkOnce) {
 }
 
 // The ranks get 2, 2, 2 and 1 of the tail's 7 rows.
-TEST(StreamShape, APartHasItsRanksQueriesAndAllKeys) {
+TEST(StreamShape, APartOfTheRowsHasItsRanksQueriesAndAllKeys) {
   const StreamShape shape({.model = {.hidden = 32, .heads = 2, .kv_heads = 1},
                            .layout = ChunkLayout(71, 16, 4),
                            .rank = 3});
@@ -80,7 +80,7 @@ TEST(StreamShape, KeptStoredAndDroppedRowsAreAllRows) {
   }
 }
 
-TEST(StreamShape, AProbeRunsTheFirstChunksAndTheLastOnes) {
+TEST(StreamShape, AProbeRunsOnlyTheFirstAndTheLastChunks) {
   const auto active = [](int64_t loss_rows) {
     return StreamShape({.model = {.hidden = 32, .heads = 4, .kv_heads = 4},
                         .layout = ChunkLayout(9 * 16, 16, 1),
@@ -119,8 +119,8 @@ TEST(StreamShape, WithEverythingKeptThereAreNoRings) {
   EXPECT_GT(StreamShape(options).host_bytes(), 0);
 }
 
-// Rounding halves the bytes of o in every layer. Its blocks are summed in a
-// separate fp32 buffer.
+// Rounding halves the bytes of o in every layer. The blocks of o are summed in
+// a separate fp32 buffer.
 TEST(StreamShape, ARoundedOutputHasTheActivationsBytes) {
   StreamOptions options{.model = Llama({.layers = 3,
                                         .hidden = 32,

@@ -1,4 +1,4 @@
-// Compares the temporaries of a segment with counts by hand.
+// Compares the temporaries of a segment with a count by hand.
 #include "planner/stream/transients.h"
 
 #include "gtest/gtest.h"

@@ -1,5 +1,5 @@
-// The node's LP for GLPK, written independently: no eliminated columns, no
-// shared scaling, no shared code.
+// Solves a node's LP with GLPK. The LP is written independently of the planner:
+// it eliminates no columns, and shares no scaling and no code.
 #include <glpk.h>
 
 #include <algorithm>
@@ -139,7 +139,7 @@ class Glpk {
     own_.push_back(own);
   }
 
-  // The rank's rates are at least its rates while layers of kind k run.
+  // Makes the rank's rates at least its rates while layers of kind k run.
   void AddKind(const SwapProblem::Rank& rank, size_t k, const Own& own) {
     const SwapProblem::Kind& kind = rank.kinds[k];
     const double tf = kind.forward_layer_s, tb = kind.backward_layer_s;

@@ -1,5 +1,5 @@
-// Tests ranks with layers of several kinds: against GLPK, against the average
-// of their kinds, against a grid, and in cases that can be computed by hand.
+// Tests swap plans of ranks with layers of several kinds: against GLPK, the
+// average of the kinds, a grid, and values computed by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -81,7 +81,7 @@ TEST(Kinds, AnOverloadingKindSwapsOnlyMandatoryBytesAndStopsNoOther) {
 
 // Sliding layers of two ranks together overload the link, but sliding layers
 // beside full layers do not.
-TEST(Kinds, TheRestOfALinkBesideMandatoryCopiesIsUsed) {
+TEST(Kinds, FullLayersUseWhatMandatoryCopiesLeaveOfALink) {
   SwapProblem p = SlidingAndFull(1.5e9);
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
@@ -89,7 +89,8 @@ TEST(Kinds, TheRestOfALinkBesideMandatoryCopiesIsUsed) {
   EXPECT_FALSE(result.in_time);
   for (const RankSwap& rank : result.ranks) {
     EXPECT_NEAR(rank.tensors[1].swap, 0, 1e-8);
-    // 1 + 4 swap GB in 4 s, beside the other rank's 1 GB/s.
+    // A full layer copies (1 + 4 swap) GB in 4 s, while a sliding layer of the
+    // other rank copies 1 GB/s.
     EXPECT_NEAR(rank.tensors[3].swap, 0.25, 1e-8);
   }
 }
@@ -97,7 +98,7 @@ TEST(Kinds, TheRestOfALinkBesideMandatoryCopiesIsUsed) {
 TEST(Kinds, HostMemoryGoesToTheKindThatCostsMostPerByte) {
   SwapProblem p = SlidingAndFull(1e12);
   p.numa[0].host_budget_bytes =
-      30e9;  // 10 GB are mandatory, 20 GB are one kind's
+      30e9;  // 10 GB are mandatory; 20 GB hold one kind's ffn
   p.ranks[0].tensors[3].recompute_s = 0.2;
   const NodeSwapResult result = MustPlanKinds(p);
   EXPECT_NEAR(result.ranks[0].tensors[1].recompute, 1, 1e-9);
@@ -263,7 +264,7 @@ TEST(Kinds, ThePlanIsNeverWorseThanThatOfTheAveragedLayer) {
   }
   EXPECT_GT(better, 10);
   EXPECT_GT(same + better, 50);
-  EXPECT_GT(shows, 20);  // links that the averaged plan overloads
+  EXPECT_GT(shows, 20);  // nodes with a link that the average plan overloads
 }
 
 // The grid has the fractions of one tensor of each of two kinds.

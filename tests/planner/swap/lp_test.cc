@@ -5,7 +5,7 @@
 namespace sluice::planner {
 namespace {
 
-TEST(Lp, FindsTheOptimumAndKeepsItsBasis) {
+TEST(Lp, FindsTheOptimumBeforeAndAfterChanges) {
   // Minimises -x - 2y with x + y <= 4 and x between 1 and 3.
   LinearProgram program;
   const int x = program.AddColumn({.lower = 1, .upper = 3});

@@ -1,4 +1,5 @@
-// The rows and objectives of planner/swap/README.md, written independently.
+// The rows and objectives of planner/swap/README.md, written independently of
+// the planner.
 #pragma once
 
 #include <vector>
@@ -10,11 +11,11 @@ namespace sluice::planner {
 // Returns |value|, at least 1, as the unit of a difference.
 double Near(double value);
 // Returns whether `a` is at most `b`: by step, then recomputation, then moved
-// bytes. Seconds within `tolerance` of the step are equal.
+// bytes. Times that differ by at most `tolerance` of a step count as equal.
 bool NotWorse(const SwapObjective& a, const SwapObjective& b,
               double tolerance = 1e-9);
-// Returns the largest violation of a fraction row or of a capacity (in its
-// units).
+// Returns the largest violation of a fraction row, or of a capacity as a part
+// of the capacity.
 double WorstBreach(const NodeSwapProblem& p,
                    const std::vector<RankSwap>& ranks);
 SwapObjective Naive(const NodeSwapProblem& p,

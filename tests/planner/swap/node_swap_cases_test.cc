@@ -45,8 +45,8 @@ SwapProblem OneRank(int64_t layers = 10) {
 
 // ---- Cases computed by hand -------------------------------------------------
 
-TEST(NodeSwap, WithOneFreeTensorTheJointPlanIsMemos) {
-  // 1 + 4 alpha GB in 1 s at 3 GB/s.
+TEST(NodeSwap, WithOneFreeTensorTheJointPlanEqualsMemos) {
+  // Forward copies (1 + 4 alpha) GB in 1 s at 3 GB/s.
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {
       {.name = "x", .bytes = 1e9, .must = SwapProblem::Must::kSwap},
@@ -88,7 +88,7 @@ TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
   p.ranks.push_back(p.ranks[0]);
   p.ranks[1].name = "1";
   p.ranks[1].kinds[0].forward_layer_s =
-      1.5;  // 5 s longer: rank 0 may recompute for 4 s
+      1.5;  // 5 s longer per step; rank 0's recomputation takes up to 4 s
   const NodeSwapResult result = MustPlanCase(p);
   EXPECT_NEAR(result.joint->step_s, 35, 1e-9);
   EXPECT_NEAR(result.ranks[1].added_s, 0, 1e-9);
@@ -96,13 +96,13 @@ TEST(NodeSwap, TheSlowestRankGetsTheSharedLink) {
   EXPECT_FALSE(result.ranks[0].slowest);
 }
 
-TEST(NodeSwap, FixedTrafficAndTheTotalOfALinkCount) {
+TEST(NodeSwap, FixedTrafficAndALinksTotalRateLimitTheSwap) {
   SwapProblem p = OneRank();
   p.links[0].total_bytes_per_s = 4e9;
   p.ranks[0].kinds[0].forward_h2d_fixed_bytes = 3e9;
   p.ranks[0].tensors = {{.name = "a", .bytes = 4e9, .recompute_s = 0.4}};
   const NodeSwapResult result = MustPlanCase(p);
-  // Forward copies 4 swap + 3 GB in 1 s at 4 GB/s.
+  // Forward copies (4 swap + 3) GB in 1 s at 4 GB/s.
   EXPECT_NEAR(result.ranks[0].tensors[0].swap, 0.25, 1e-9);
   for (const CapacityRow& row : result.rows) {
     EXPECT_EQ(row.binds, row.kind == RowKind::kLinkTotal ||
@@ -123,16 +123,16 @@ TEST(NodeSwap, LimitsThatAreExceededAreNamedWithTheirLeastExcess) {
   EXPECT_FALSE(result.memo);
   EXPECT_THAT(result.no_memo, HasSubstr("rank '0' needs 6e+09"));
   ASSERT_EQ(result.rows.size(), 4u);
-  EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);    // out: 6 GB/s of 3 needed
-  EXPECT_NEAR(result.rows[1].excess, 0, 1e-9);    // in: 3 GB/s of 3 needed
-  EXPECT_NEAR(result.rows[2].excess, 0.5, 1e-9);  // 60 GB of 40 needed
+  EXPECT_NEAR(result.rows[0].excess, 1, 1e-9);    // out: needs 6 GB/s, has 3
+  EXPECT_NEAR(result.rows[1].excess, 0, 1e-9);    // in: needs 3 GB/s, has 3
+  EXPECT_NEAR(result.rows[2].excess, 0.5, 1e-9);  // needs 60 GB, has 40
   EXPECT_NEAR(result.rows[2].used, 6e10, 1);
   EXPECT_NEAR(result.rows[3].excess, 0, 1e-9);
 }
 
-TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerAndRefusesNothing) {
-  // 6 GB are copied out in 1 s of forward, and in during 2 s of backward, at 3
-  // GB/s. So forward takes a second more.
+TEST(NodeSwap, ALinkThatIsTooSlowMakesTheStepLongerButNotInfeasible) {
+  // At 3 GB/s, 6 GB are copied out during 1 s of forward, and back during 2 s
+  // of backward, so forward takes a second more.
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {
       {.name = "x", .bytes = 6e9, .must = SwapProblem::Must::kSwap},
@@ -161,8 +161,8 @@ TEST(NodeSwap, EachRankOnAnOverloadedLinkWaitsForItsShare) {
   p.ranks[1].kinds[0].backward_layer_s = 4;
   const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
-  // Out, the ranks need 3 + 1.5 GB/s of 3 GB/s, so forward takes half as long
-  // again.
+  // Out, the ranks need (3 + 1.5) GB/s and the link has 3, so forward takes 1.5
+  // times as long.
   EXPECT_NEAR(result.ranks[0].stall_s, 10 * 0.5, 1e-6);
   EXPECT_NEAR(result.ranks[1].stall_s, 10 * 1.0, 1e-6);
   EXPECT_NEAR(result.stall_s, 10, 1e-6);
@@ -171,8 +171,8 @@ TEST(NodeSwap, EachRankOnAnOverloadedLinkWaitsForItsShare) {
   EXPECT_EQ(MustPlanCase(p).ranks[1].stall_s, 0);
 }
 
-// Returns a rank with 24 GB per layer that take 2 s to recompute, and about a
-// second to copy.
+// Returns a node with one rank. 24 GB per layer take 2 s to recompute, and
+// about a second to copy.
 SwapProblem DearToRecompute() {
   using Must = SwapProblem::Must;
   SwapProblem p;
@@ -386,7 +386,7 @@ TEST(NodeSwap, TensorsAreRefusedBeyondTheirLimits) {
                         {{0.5, 0.5}, true, true, ""},
                         {{0.5, 0.6}, true, true, "swap"},
                         {{0.25, 0.5}, true, true, ""},
-                        // The rest could be neither kept nor recomputed.
+                        // A quarter could be neither kept nor recomputed.
                         {{0.25, 0.5}, true, false, "swap"},
                         {{0.5, 0.5}, true, false, ""},
                         {{open, 0.5}, true, false, ""},
@@ -457,7 +457,7 @@ TEST(NodeSwap, EveryNumberBelowItsMinimumIsRefused) {
   }
 }
 
-TEST(NodeSwap, InvalidFieldsAreRefusedWithTheirPath) {
+TEST(NodeSwap, InvalidFieldsAreRefusedAndTheirPathIsNamed) {
   SwapProblem p = OneRank();
   p.ranks[0].tensors = {{.name = "a", .bytes = 1}, {.name = "b", .bytes = -1}};
   EXPECT_EQ(Complaint(p), "ranks[0].tensors[1].bytes: -1 is negative");

@@ -1,6 +1,6 @@
-// Compares the joint LP without voluntary stalls with MEMO's policy, with GLPK,
-// and with its own rows written independently. With stalls it must never be
-// worse.
+// Compares joint plans without voluntary stalls with MEMO's plans, with GLPK's,
+// and with rows that are written independently of the planner. Plans with
+// voluntary stalls must make no rank slower.
 #include "planner/swap/node_swap.h"
 
 #include <algorithm>
@@ -47,8 +47,8 @@ SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
   return node;
 }
 
-// Checks a plan that overloads links with GLPK: a node with links that are
-// faster by their excess is feasible, and one with less is not.
+// Checks by GLPK that no plan overloads the links less: the node becomes
+// feasible if its links are faster by the plan's excess, and not if by less.
 void ExpectTheLeastOverload(const SwapProblem& node,
                             const NodeSwapResult& result, int i) {
   EXPECT_FALSE(SolveWithGlpk(node).feasible) << i;
@@ -68,7 +68,7 @@ void ExpectTheLeastOverload(const SwapProblem& node,
   EXPECT_NEAR(slowest, result.joint->step_s + result.stall_s, 1e-9 * slowest);
 }
 
-TEST(NodeSwap, OverloadedLinksRefuseNothingAndCarryOnlyMandatoryCopies) {
+TEST(NodeSwap, OverloadedLinksHaveTheLeastExcess) {
   std::mt19937 random(2);
   int slow = 0;
   for (int i = 0; i < kNodes / 4; ++i) {
@@ -83,7 +83,7 @@ TEST(NodeSwap, OverloadedLinksRefuseNothingAndCarryOnlyMandatoryCopies) {
 
 // ---- 1,000 random nodes -----------------------------------------------------
 
-TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
+TEST(NodeSwap, RandomNodesKeepTheirLimitsAndAreNeverWorseThanMemos) {
   std::mt19937 random(1);
   int feasible = 0, memos = 0, better = 0;
   for (int i = 0; i < kNodes; ++i) {
@@ -93,7 +93,7 @@ TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
       EXPECT_FALSE(result.memo) << i;
       continue;
     }
-    if (!result.in_time) continue;  // tested above
+    if (!result.in_time) continue;  // see OverloadedLinksHaveTheLeastExcess
     ++feasible;
     EXPECT_LE(WorstBreach(node, result.ranks), 1e-6) << i;
     const SwapObjective naive = Naive(node, result.ranks);
@@ -116,7 +116,7 @@ TEST(NodeSwap, AThousandNodesKeepTheirRowsAndAreNeverWorseThanMemo) {
   EXPECT_GT(better, 50);
 }
 
-TEST(NodeSwap, AThousandNodesMatchGlpk) {
+TEST(NodeSwap, RandomNodesMatchGlpk) {
   std::mt19937 random(2);
   int infeasible = 0;
   for (int i = 0; i < kNodes; ++i) {
@@ -125,7 +125,8 @@ TEST(NodeSwap, AThousandNodesMatchGlpk) {
     const Reference theirs = SolveWithGlpk(node);
     ASSERT_EQ(ours.feasible && ours.in_time, theirs.feasible)
         << i << " " << theirs.excess;
-    if (!ours.in_time && ours.feasible) continue;  // tested above
+    // OverloadedLinksHaveTheLeastExcess tests these.
+    if (!ours.in_time && ours.feasible) continue;
     if (ours.feasible) {
       const SwapObjective& want = theirs.objective;
       EXPECT_NEAR(ours.joint->step_s, want.step_s, 1e-6 * want.step_s) << i;
@@ -199,7 +200,7 @@ TEST(NodeSwap, StallsByChoiceMakeNoRankSlowerAndTheSlowestFaster) {
 
 // ---- Changed nodes ----------------------------------------------------------
 
-TEST(NodeSwap, TheOrderOfRanksAndLinksChangesNothing) {
+TEST(NodeSwap, TheOrderOfRanksAndLinksDoesNotChangeThePlan) {
   std::mt19937 random(3);
   for (int i = 0; i < 100; ++i) {
     const SwapProblem node = RandomNode(random);
@@ -288,7 +289,7 @@ TEST(NodeSwap, OneMoreMatchesSolvingWithOneMoreUnit) {
       const double step = before.joint->step_s;
       EXPECT_NEAR(step - after.joint->step_s, row.one_more.step_s, 1e-6 * step)
           << i;
-      // A difference of 1e-9 of the step may change recomputation by more.
+      // If the step differs by 1e-9, recomputation may differ by more.
       EXPECT_NEAR(before.joint->recompute_s - after.joint->recompute_s,
                   row.one_more.recompute_s, 1e-5 * step)
           << i;
@@ -327,7 +328,7 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
 
 // ---- Shared and given fractions ---------------------------------------------
 
-// Makes all free tensors of all ranks share one alpha. None may be kept.
+// Makes all free tensors of all ranks share one alpha. They may not be kept.
 SwapProblem WithOneFraction(SwapProblem node) {
   for (SwapProblem::Rank& rank : node.ranks) {
     for (SwapProblem::Tensor& tensor : rank.tensors) {
@@ -402,7 +403,7 @@ SwapProblem RandomJobs(std::mt19937& random) {
   return node;
 }
 
-TEST(NodeSwap, NodesLikeADaemonsMatchGlpk) {
+TEST(NodeSwap, NodesOfSeveralJobsMatchGlpk) {
   std::mt19937 random(8);
   int fits = 0, shared = 0;
   for (int i = 0; i < kNodes; ++i) {

@@ -17,8 +17,8 @@ class Maker {
   SwapProblem Node() {
     const size_t ranks = 1 + random_() % 8;
     const size_t numa = 1 + random_() % 2;
-    // The limits of a whole node are roomy or tight, so that each kind of row
-    // binds somewhere.
+    // On a whole node a kind of limit is roomy or tight, so that each kind
+    // binds on some nodes.
     host_ = Spread(0.2, 3);
     gpu_ = Coin(0.3) ? 0 : Spread(0.01, 2);
     link_ = Spread(0.5, 4);
@@ -180,9 +180,8 @@ SwapProblem WithKinds(SwapProblem node, std::mt19937& random) {
 SwapProblem BusyNode(size_t ranks, size_t tensors) {
   SwapProblem node;
   const double wide = static_cast<double>(ranks) / 8;
-  const double part =
-      12 /
-      static_cast<double>(tensors);  // a tensor's size, relative to 12 tensors
+  // Scales sizes, so that all tensors together have the bytes of 12 tensors.
+  const double part = 12 / static_cast<double>(tensors);
   node.numa = {{0, 1.2e12 * wide}, {1, 1.2e12 * wide}};
   for (const char* name : {"switch0", "switch1"}) {
     node.links.push_back({name, 6e10 * wide, 6e10 * wide, 1e11 * wide});

@@ -1,4 +1,4 @@
-// Tests the detection of repetition, and two-level plans that use it.
+// Tests the detection of repeated passes, and two-level plans that use them.
 #include "planner/memory/passes.h"
 
 #include <algorithm>
@@ -48,7 +48,7 @@ plan::Trace Repeated(const plan::Trace& unit, int times) {
   return all;
 }
 
-TEST(DetectPasses, FindsEveryRepetitionOfARecordedUnit) {
+TEST(DetectPasses, FindsTheRepetitionsOfARecordedUnit) {
   std::mt19937 random(3);
   plan::Trace unit = LayerTrace(random, 3, 0.5);
   ++unit.end;  // its last frees come before the next malloc
@@ -83,12 +83,12 @@ TEST(DetectPasses, AnIterationsLayersAreFoundWithoutMarks) {
   const NamedTrace named =
       GenerateIteration(*FindIteration("gpt-65b-tp8-cp1-chunks1-mb1"), 1);
   const std::vector<Pass> passes = DetectPasses(named.trace);
-  // There are 80 layers, forward and backward. A run of passes may lose one
-  // where it begins within a layer.
+  // There are 80 layers. Runs of passes may begin within a layer, so up to two
+  // layers per direction may be missed.
   EXPECT_GE(passes.size(), 2 * (80 - 2));
 }
 
-TEST(DetectPasses, EndsWithoutPassesOnceItIsToldToStop) {
+TEST(DetectPasses, EndsWithoutPassesOnceItMustStop) {
   const NamedTrace named = GenerateIteration(StandardIterations()[0], 1);
   EXPECT_TRUE(DetectPasses(named.trace, [] { return true; }).empty());
 }
@@ -129,8 +129,8 @@ TEST(PlanByPasses, EachDistinctPassIsPlannedOnce) {
                                    return Flat(trace);
                                  });
   ASSERT_THAT(plan, IsOk());
-  // The 177 passes have few distinct forms: forward, backward, and the ends of
-  // runs. Level 2 is planned once.
+  // Passes have few distinct forms: forward, backward, and the ends of runs.
+  // Level 2 is planned once.
   EXPECT_LE(calls, 12);
 }
 
@@ -150,7 +150,7 @@ TEST(PlanByPasses, BothLevelsKeepTheTracesAlignment) {
   EXPECT_THAT(plan::ValidatePlacement(all, **plan), IsOk());
 }
 
-TEST(PlanByPasses, WithoutPassesThereIsNothingToPlan) {
+TEST(PlanByPasses, WithoutPassesThereIsNoPlan) {
   std::mt19937 random(5);
   const auto plan = PlanByPasses(RandomTrace(random, 20, 50, 9), {}, Flat);
   ASSERT_THAT(plan, IsOk());

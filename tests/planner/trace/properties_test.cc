@@ -1,5 +1,5 @@
-// Tests transformations that must not change a plan's peak, and plans that must
-// not change unnoticed.
+// Tests that transformations of a trace change its peak by a known factor, that
+// plans are deterministic, and that golden plans stay as they are.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -71,7 +71,7 @@ plan::Trace Scaled(plan::Trace trace) {
 struct Case {
   std::string name;
   Change change;
-  int64_t factor;  // of the peak
+  int64_t factor;  // by which `change` multiplies the peak
 
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
@@ -92,7 +92,7 @@ std::vector<plan::Trace> Inputs() {
   inputs.push_back(
       GenerateIteration(*FindIteration("llama-8b-tp1-cp4-chunks1-mb1"), 2)
           .trace);
-  // Reversed() and Doubled() need an end that is not before a buffer's.
+  // Reversed() and Doubled() need traces that end no earlier than buffers.
   for (plan::Trace& trace : inputs) {
     for (const plan::Buffer& b : trace.buffers) {
       trace.end = std::max(trace.end, b.upper);
@@ -103,7 +103,7 @@ std::vector<plan::Trace> Inputs() {
 
 class PlanProperties : public ::testing::TestWithParam<Case> {};
 
-TEST_P(PlanProperties, ProvedPeaksAreEqual) {
+TEST_P(PlanProperties, ProvedPeaksChangeByTheFactor) {
   int proved = 0;
   for (const plan::Trace& trace : Inputs()) {
     const auto before = PlanMemory(trace, {.time_limit = kNoClock});
@@ -113,7 +113,7 @@ TEST_P(PlanProperties, ProvedPeaksAreEqual) {
     ASSERT_THAT(after, IsOk());
     EXPECT_THAT(plan::ValidatePlacement(changed, *after), IsOk());
     EXPECT_EQ(after->max_live, before->max_live * GetParam().factor);
-    // A bound of either trace, scaled by the factor, holds for the other.
+    // A bound of either trace, scaled by the factor, holds for the other trace.
     EXPECT_LE(after->lower_bound, before->peak * GetParam().factor);
     EXPECT_LE(before->lower_bound * GetParam().factor, after->peak);
     if (!before->optimal() || !after->optimal()) continue;

@@ -142,7 +142,7 @@ TEST(CsvTrace, AnEmptyGapIsAcceptedAndAGapIsRefusedInItsRow) {
               HasSubstr("t:3:9: a lifetime with gaps"));
 }
 
-TEST(CsvTrace, ColumnsThatAreMissingOrTwiceAreNamed) {
+TEST(CsvTrace, MissingAndDuplicateColumnsAreNamed) {
   EXPECT_THAT(ReadRefusal("id,lower,size\n1,0,8\n"),
               HasSubstr("t:1: column 'upper' is missing"));
   EXPECT_THAT(ReadRefusal("id,lower,size,upper,size\n"),
@@ -151,7 +151,7 @@ TEST(CsvTrace, ColumnsThatAreMissingOrTwiceAreNamed) {
 
 // ---- Request log -----------------------------------------------------------
 
-TEST(RequestLog, TimeIsTheLineAndUnfreedBuffersLiveToTheEnd) {
+TEST(RequestLog, ARequestsTimeIsItsLineAndUnfreedBuffersLiveToTheEnd) {
   const auto named = Read("malloc a 512\nmalloc b 100\nfree a\n");
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("a [1, 3) 512", "b [2, 4) 100"));
@@ -182,7 +182,7 @@ TEST(RequestLog, ErrorsNameLineAndColumn) {
               HasSubstr("t:2: 'realloc a 9' is neither"));
 }
 
-TEST(RequestLog, SaysTheSameAsTheCsvOfItsTrace) {
+TEST(RequestLog, IsReadLikeTheCsvOfTheSameTrace) {
   const NamedTrace made =
       GenerateIteration(*FindIteration("gpt-7b-tp1-cp1-chunks1-mb2"), 1);
   const auto log = Read(ToRequestLog(made.trace));
@@ -225,7 +225,6 @@ TEST(PyTorchTrace, RequestsArePairedByAddressInTheOrderOfTheirTimes) {
   EXPECT_EQ(named->trace.alignment, Bytes(512));
 }
 
-// Times are below zero if the clock began later.
 TEST(PyTorchTrace, TimesBelowZeroKeepTheirOrder) {
   const auto named =
       Read(Chrome({Memory("-0.25", 7, -512), Memory("-2.75", 7, 512),
@@ -234,7 +233,7 @@ TEST(PyTorchTrace, TimesBelowZeroKeepTheirOrder) {
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 3) 512", "1 [2, 4) 1024"));
 }
 
-TEST(PyTorchTrace, TiesKeepTheFilesOrder) {
+TEST(PyTorchTrace, EventsAtOneTimeKeepTheFilesOrder) {
   const auto named =
       Read(Chrome({Memory("5", 7, 512), Memory("5", 7, -512),
                    Memory("5.0", 7, 2048), Memory("5", 7, -2048)}));
@@ -273,7 +272,7 @@ TEST(PyTorchTrace, AFieldThatIsNoNumberIsNamed) {
   }
 }
 
-TEST(PyTorchTrace, MoreBytesThanATraceCanHaveAreNamed) {
+TEST(PyTorchTrace, MoreBytesThanATraceMayHaveAreRefused) {
   const int64_t half = int64_t{1} << 59;
   EXPECT_THAT(Read(Chrome({Memory("1", 7, half)})), IsOk());
   EXPECT_THAT(ReadRefusal(Chrome({Memory("1", 7, half), Memory("2", 8, half),
@@ -287,7 +286,7 @@ TEST(PyTorchTrace, ABufferFreedWithoutAMallocLivesFromTheStart) {
   EXPECT_THAT(Rows(*named), ElementsAre("0 [0, 2) 512", "1 [1, 3) 1"));
 }
 
-TEST(PyTorchTrace, AnAddressThatIsAllocatedAgainWasFreedBefore) {
+TEST(PyTorchTrace, AnAddressThatIsAllocatedAgainCountsAsFreed) {
   const auto named = Read(Chrome({Memory("1", 7, 512), Memory("2", 7, 64)}));
   ASSERT_THAT(named, IsOk());
   EXPECT_THAT(Rows(*named), ElementsAre("0 [1, 2) 512", "1 [2, 3) 64"));
@@ -323,7 +322,7 @@ TEST(PyTorchTrace, MissingAndDamagedFieldsAreNamed) {
       HasSubstr("traceEvents[0], a [memory] event: args.Addr is missing"));
   EXPECT_THAT(ReadRefusal(Chrome({Memory("\"soon\"", 7, 512)})),
               HasSubstr("traceEvents[1], a [memory] event: ts is 'soon'"));
-  // The negation of the least number overflows.
+  // The negation of the least int64 overflows.
   for (const char* const far :
        {"-9223372036854775808", "9223372036854775807"}) {
     EXPECT_THAT(ReadRefusal(Chrome({Memory(far, 7, 512)})),
@@ -377,10 +376,10 @@ std::string WithTotal(std::string event, int64_t total) {
                        fmt::format("\"Total Allocated\":{},", total));
 }
 
-// Guards against a peak without the weights, if a trace begins after their
-// allocation.
+// A trace may begin after the weights were allocated. The peak must include
+// them.
 TEST(PyTorchTrace, MemoryAllocatedBeforeTheFirstEventIsCounted) {
-  // 1,536 bytes are alive; 512 of them are freed in the trace.
+  // 1,536 bytes are allocated before; 512 of them are freed in the trace.
   const auto named = Read(Chrome({WithTotal(Memory("2", 9, 64), 1600),
                                   WithTotal(Memory("3", 7, -512), 1088),
                                   WithTotal(Memory("1", 8, 0), 1536)}));
@@ -390,7 +389,7 @@ TEST(PyTorchTrace, MemoryAllocatedBeforeTheFirstEventIsCounted) {
   EXPECT_THAT(named->notes,
               ElementsAre(HasSubstr("1024 bytes were allocated before the "
                                     "first event")));
-  // No buffer is added if all of it is freed, or if nothing is alive before.
+  // No buffer is added if all earlier memory is freed, or if there is none.
   const auto freed = Read(Chrome({WithTotal(Memory("1", 7, -512), 0)}));
   ASSERT_THAT(freed, IsOk());
   EXPECT_THAT(Rows(*freed), ElementsAre("0 [0, 1) 512"));
@@ -446,7 +445,7 @@ TEST(ProfileTrace, ARequestToTheWorkerIsReadAsItsProfiles) {
   EXPECT_EQ(named->source, "profile of rank 3");
 }
 
-TEST(ProfileTrace, SegmentsThatTogetherExceedATraceAreRefused) {
+TEST(ProfileTrace, SegmentsThatTogetherExceedATracesLimitsAreRefused) {
   plan::RankProfile profile = Profile(0);
   profile.segments[1].trace.end = plan::kMaxTime;
   EXPECT_THAT(ReadRefusal(plan::Encode(profile)), HasSubstr("'loss.full'"));
@@ -515,7 +514,7 @@ TEST(ReadTrace, TheFormatCanBeGiven) {
   EXPECT_FALSE(TraceFormatOf("csv2").has_value());
 }
 
-TEST(ReadTrace, TheAlignmentIsAPowerOfTwo) {
+TEST(ReadTrace, AnAlignmentMustBeAPowerOfTwo) {
   const std::string text = "id,lower,upper,size\n1,0,2,8\n";
   EXPECT_THAT(ReadRefusal(text, {.alignment = Bytes(3)}), HasSubstr("of 3"));
   EXPECT_THAT(ReadRefusal(text, {.alignment = Bytes(-4)}), HasSubstr("of -4"));
@@ -524,7 +523,7 @@ TEST(ReadTrace, TheAlignmentIsAPowerOfTwo) {
   const auto named = Read(text, {.alignment = Bytes(256)});
   ASSERT_THAT(named, IsOk());
   EXPECT_EQ(named->trace.alignment, Bytes(256));
-  EXPECT_EQ(named->trace.buffers[0].size, Bytes(8));  // as given
+  EXPECT_EQ(named->trace.buffers[0].size, Bytes(8));  // not rounded
 }
 
 }  // namespace

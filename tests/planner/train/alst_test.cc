@@ -15,7 +15,7 @@ struct ExpectedLength {
   const char* hardware;
   int64_t gpus;
   double tokens;
-  double least, most;  // of ours / published
+  double least, most;  // limits of our length / the published length
 
   friend void PrintTo(const ExpectedLength& p, std::ostream* out) {
     *out << p.model << " on " << p.gpus << " x " << p.hardware;
@@ -56,10 +56,10 @@ INSTANTIATE_TEST_SUITE_P(
         ExpectedLength{"llama-8b", "h100-80g", 32, 15e6, 0.9, 1.1},
         ExpectedLength{"llama-70b", "h100-80g", 64, 10e6, 0.8, 1.25},
         ExpectedLength{"qwen3-32b", "h100-80g", 8, 1.55e6, 0.8, 1.25},
-        // Its recipe leaves layer inputs on the GPU, because host memory is
+        // This recipe leaves layer inputs on the GPU, because host memory is
         // used up.
         ExpectedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
-        // Its recipe is later than the recipes that were fitted to.
+        // This recipe is newer than the recipes that were fitted to.
         ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.8, 1.1}),
     ::sluice::testing::CaseName());
 
@@ -77,7 +77,7 @@ TEST(AlstMemory, GrowsByOneHiddenStateALayerInHostMemoryOnly) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate one, BestEstimate(request, {}));
   request.seq_len *= 2;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate two, BestEstimate(request, {}));
-  const double hidden = 1024.0 * 1024 * 4096 * 2;  // of the whole sequence
+  const double hidden = 1024.0 * 1024 * 4096 * 2;  // bytes of 1M tokens
   EXPECT_NEAR(two.host_bytes_per_node - one.host_bytes_per_node, 32 * hidden,
               1);
   EXPECT_EQ(two.memory.skeletal, 0);
@@ -85,7 +85,7 @@ TEST(AlstMemory, GrowsByOneHiddenStateALayerInHostMemoryOnly) {
   EXPECT_NEAR(two.memory.transient / one.memory.transient, 2, 1e-9);
 }
 
-TEST(AlstMemory, KeepsAShardThatIsLargeInHostMemory) {
+TEST(AlstMemory, AShardThatIsLargeIsKeptInHostMemory) {
   SLUICE_ASSERT_OK_AND_ASSIGN(Estimate one, BestEstimate(EightB(1), {}));
   SLUICE_ASSERT_OK_AND_ASSIGN(Estimate eight, BestEstimate(EightB(8), {}));
   EXPECT_EQ(one.memory.states, 0);
@@ -100,7 +100,7 @@ TEST(AlstTime, RunsTheMlpForwardThreeTimes) {
   EXPECT_EQ(e.layer.recompute.attention, e.layer.forward.attention);
 }
 
-// Gradients go out over the host link and new weights come in.
+// Gradients go to the host over the link, and new weights come back.
 TEST(AlstTime, AStepsUpdateMovesItsShardOverTheHostLink) {
   Request request = EightB(8);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate e, BestEstimate(request, {}));

@@ -39,7 +39,7 @@ class Draw {
   int64_t Gpus(int64_t least) {
     return std::uniform_int_distribution<int64_t>(least, 64)(random_);
   }
-  // Improves memory, speed or links: one of a kind's figures, or all.
+  // Improves one kind of resource: one of the kind's figures, or all.
   void Better(Hardware& hardware) {
     const std::vector<double*> all = Amounts(hardware);
     const int kind = OneOf<int>({0, 1, 2, 3});

@@ -134,7 +134,7 @@ TEST(PlanTrain, JsonSaysWhatStopsTheLongestSequence) {
   const ChildResult result = Plan(std::string(kMemo) + "--max-seq-len --json");
   EXPECT_EQ(result.exit_code, 0);
   const Json json = Json::parse(result.out);
-  EXPECT_EQ(json["max_seq_len"], 1 << 20);  // as in the paper's table
+  EXPECT_EQ(json["max_seq_len"], 1 << 20);  // as in MEMO's table
   EXPECT_EQ(json["stopped_by"], "gpu_memory");
   EXPECT_EQ(json["settings"]["seq_len"], 1 << 20);
 }
@@ -178,7 +178,7 @@ TEST(PlanTrain, AFigureWithoutAMeasurementSaysSo) {
                                         "has sluice on a800-80g)"));
 }
 
-TEST(PlanTrain, AnUnknownReorganisationIsANoteAndNoSeconds) {
+TEST(PlanTrain, AnUnknownCostOfReorganisationIsNotedAndCountsNoSeconds) {
   const std::string asked =
       "train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 32K "
       "--global-batch 8 --method megatron --tp 1 --cp 1 --zero 3";
@@ -200,7 +200,6 @@ TEST(PlanTrain, A100MeansADgxAndTheAnswerSaysSo) {
                                    "a100-80g)"));
 }
 
-// Guards against a comparison of methods that exists only as a picture.
 TEST(PlanTrain, CompareGivesEachMethodsOwnAnswer) {
   const std::string where =
       "--model llama-8b --hardware h100-80g --gpus 8 --seq-len 256K ";
@@ -255,7 +254,7 @@ Json PageData(const std::string& page) {
   return Json::parse(page.substr(at, page.find("</script>", at) - at));
 }
 
-TEST(PlanTrain, NoLengthThatFitsIsSaidInWordsAndHtml) {
+TEST(PlanTrain, IfNoLengthFitsTextAndHtmlSaySo) {
   const testing::TempDir folder;
   const std::string path = folder.path() + "/plan.html";
   const ChildResult words = Plan(
@@ -285,7 +284,8 @@ TEST(PlanTrain, TheAnswerIsForTheRequestedEngineAndNamesIt) {
     EXPECT_EQ(json["settings"]["alpha"].is_null(), engine[0] == 'p');
   }
   // 8M tokens are too long for engine python, which reruns one layer at a time.
-  // 70B are too large for the trainer, in which each rank has all weights.
+  // 70B parameters are too many for the trainer, in which each rank has all
+  // weights.
   const Json longest = Json::parse(
       Plan("train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 8M "
            "--global-batch 1 --json")
@@ -342,7 +342,7 @@ TEST(PlanTrain, RowPartsAreNamed) {
   EXPECT_THAT(Plan(asked).out, HasSubstr("in 2 parts"));
 }
 
-// Guards against --global-batch that contradicts the --batch printed with it.
+// A larger --global-batch would contradict --batch and --accumulate.
 TEST(PlanTrain, ARemedyDropsFlagsThatContradictIt) {
   const std::string asked =
       "train --model llama-8b --hardware h100-80g --gpus 64 --method ulysses "
@@ -415,7 +415,7 @@ TEST(PlanTrain, ConfigFieldsBeyondTheShapeAreNoted) {
   EXPECT_THAT(notes(gpt2, "1K"), ::testing::Not(HasSubstr("learned")));
 }
 
-// The trainer's names and sizes mean the same at the desk.
+// Flags and sizes of sluice-train mean the same to sluicectl plan train.
 TEST(PlanTrain, TakesTheTrainersFlags) {
   const std::string model = "train --hardware a800-80g --method memo ";
   const ChildResult own =
@@ -437,8 +437,7 @@ TEST(PlanTrain, TakesTheTrainersFlags) {
   ExpectOneLine(good + "--seqlen 1M", "did you mean --seq-len?");
 }
 
-// Guards against "longest 0M tokens".
-TEST(PlanTrain, WhereNoLengthFitsTheAnswerSaysSo) {
+TEST(PlanTrain, IfNoLengthFitsNoLengthOfZeroIsPrinted) {
   const ChildResult result = Plan(
       "train --model llama-70b --hardware a100-40g --gpus 1 --method megatron "
       "--max-seq-len");
@@ -473,7 +472,6 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine("train --model gpt-8b" + good, "no model 'gpt-8b'");
   ExpectOneLine("train --model gpt-7b --layers 3" + good, "give one of them");
   ExpectOneLine("train --layers 3 --hidden 0 --heads 4" + good, "hidden is 0");
-  // Guards against an answer for heads of 33.
   ExpectOneLine("train --layers 2 --hidden 100 --heads 3" + good,
                 "hidden 100 does not divide by 3 heads");
   ExpectOneLine("train --model /nonexistent/c.json" + good,

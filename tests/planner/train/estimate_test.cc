@@ -61,7 +61,7 @@ TEST(TrainEstimate, PartsAddUpToTheStepAndMfuFollowsFromIt) {
   }
 }
 
-// The exception: states may leave the GPU to make room.
+// Memory falls only where the states leave the GPU, since they no longer fit.
 TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
   for (const Method method : kMethods) {
     Request request = Ask("gpt-7b", "a800-80g", method, 8, 64 * K);
@@ -117,7 +117,7 @@ TEST(TrainEstimate, TheLongestSequenceFitsAndTheNextDoesNot) {
   }
 }
 
-TEST(TrainEstimate, AStepMayTakeAllOfItsTime) {
+TEST(TrainEstimate, AStepMayTakeExactlyTheTimeLimit) {
   const Request request =
       Ask("gpt-7b", "a800-80g", Method::kSluice, 8, kLengthStep);
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate first, BestEstimate(request, {}));
@@ -135,7 +135,7 @@ TEST(TrainEstimate, AModelTooLargeForItsGpusHasNoLength) {
   EXPECT_EQ(longest.stopped_by, Reason::kGpuMemory);
 }
 
-TEST(TrainEstimate, SluiceNeedsNoMoreHbmForMoreTokensButIdsAndLabels) {
+TEST(TrainEstimate, ForMoreTokensSluiceNeedsMoreHbmOnlyForIdsAndLabels) {
   Request request = Ask("llama-8b", "h100-80g", Method::kSluice, 8, 256 * K);
   Settings settings{.sp = 8, .alpha = 0, .chunk = 64 * K};
   const double before = EstimateStep(request, settings).gpu_peak_bytes;
@@ -155,8 +155,8 @@ TEST(TrainEstimate, PythonsHostBytesFollowItsDesignPage) {
   const double scratch = (e * h + 8 * kv) * (1 - 1.0 / 16);
   EXPECT_EQ(EstimateStep(request, settings).host_bytes_per_node,
             double(1024 * K) * (layers * (saved + e * h) + scratch));
-  // The first quarter of the tokens runs again, so only one layer of it is
-  // kept.
+  // The first quarter of the tokens runs again, so its saved rows are kept for
+  // one layer only.
   settings.rerun_chunks = 4;
   const double rerun = EstimateStep(request, settings).host_bytes_per_node;
   EXPECT_EQ(rerun,
@@ -180,8 +180,8 @@ TEST(TrainEstimate, PythonsHostBytesFollowItsDesignPage) {
 }
 
 // Rerunning a part f of the tokens costs f^2 of attention's forward, and f of
-// the rest of forward.
-TEST(TrainEstimate, PythonRunsTheFirstTokensAgainByOneLayer) {
+// the forward's matrix products.
+TEST(TrainEstimate, PythonRunsTheFirstTokensAgainOneLayerAtATime) {
   const Request request =
       Ask("llama-8b", "h100-80g", Method::kSluice, 8, 1024 * K);
   Settings settings{
@@ -195,7 +195,7 @@ TEST(TrainEstimate, PythonRunsTheFirstTokensAgainByOneLayer) {
   EXPECT_EQ(half.forward.total(), whole.forward.total());
 }
 
-TEST(TrainEstimate, PythonReachesWithinAnHourWhatItsBytesAllow) {
+TEST(TrainEstimate, PythonReachesLongSequencesInStepsOfAnHour) {
   const auto longest = [](const char* model) {
     Request request = Ask(model, "h100-80g", Method::kSluice, 8, 0);
     request.global_batch = 1;
@@ -206,8 +206,8 @@ TEST(TrainEstimate, PythonReachesWithinAnHourWhatItsBytesAllow) {
 }
 
 TEST(TrainEstimate, KeepingTheAttentionOutputSavesOneAttentionForward) {
-  // If attention dominates, FPDT does 4.5 units of work and Sluice 3.5
-  // (DESIGN.md).
+  // If attention dominates, its forward is 1 unit of work and its backward 2.5.
+  // FPDT does 4.5 units, since it also recomputes forward, and Sluice 3.5.
   Request request = Ask("gpt-7b", "a800-80g", Method::kFpdt, 8, 4096 * K);
   const Estimate fpdt =
       EstimateStep(request, {.sp = 8, .zero = 3, .chunk = 64 * K});
@@ -240,8 +240,8 @@ TEST(TrainEstimate, AlphaTradesRecomputationForCopies) {
   EXPECT_NEAR(all.host_bytes_per_node, 8 * none.host_bytes_per_node, 1);
 }
 
-TEST(TrainEstimate, FullOverlapOfAllSkeletalBytesBeginsNear192K) {
-  // MEMO section 4.1: 7B, TP 8.
+TEST(TrainEstimate, AllSkeletalCopiesAreHiddenAt256KButNotAt128K) {
+  // MEMO, section 4.1, has 192K for 7B and TP 8.
   const auto exposed = [](int64_t seq_len) {
     return EstimateStep(Ask("gpt-7b", "a800-80g", Method::kMemo, 8, seq_len),
                         {.tp = 8, .alpha = 1})
@@ -260,8 +260,8 @@ TEST(TrainEstimate, ASmallHostLimitsMemo) {
 }
 
 TEST(TrainEstimate, ReorganisationIsChargedOnlyWhereItWasObserved) {
-  // Megatron, sharded, without parallelism inside a layer. At the A800's price,
-  // reorganisation would be 83 % of this step on an H100.
+  // Sharded Megatron without parallelism inside a layer was seen to reorganise
+  // memory. At the A800's price that would be 83 % of this step on an H100.
   Request request = Ask("llama-8b", "a800-80g", Method::kMegatron, 8, 32 * K);
   request.global_batch = 8;
   const Settings settings{.dp = 8, .zero = 3};
@@ -280,8 +280,8 @@ TEST(TrainEstimate, ReorganisationIsChargedOnlyWhereItWasObserved) {
 }
 
 TEST(TrainEstimate, MegatronsMfuOnAnH100DoesNotFallWithTheLength) {
-  // Guards against a dip at 96K. Recomputation is fixed, because MFU does fall
-  // where shorter sequences recompute less.
+  // Recomputation is fixed, because MFU does fall where shorter sequences
+  // recompute less.
   const GivenSettings given = {.recompute = Recompute::kFull};
   double before = 0;
   for (const int64_t length : {48 * K, 64 * K, 96 * K, 128 * K, 192 * K}) {
@@ -313,7 +313,7 @@ TEST(TrainEstimate, ShardedGradientsAndWeightsCostTheirTraffic) {
 
 // A gather over whole nodes uses all network cards of a node. Eight groups with
 // one GPU per node share the cards.
-TEST(TrainEstimate, CollectivesOverNodesShareTheirCards) {
+TEST(TrainEstimate, CollectivesOverNodesShareNetworkCards) {
   const auto seconds = [](Method method, const Settings& settings) {
     const Request request = Ask("llama-8b", "h100-80g", method, 64, 8 * K);
     return EstimateStep(request, settings).breakdown.gradient_sync;
@@ -327,8 +327,8 @@ TEST(TrainEstimate, CollectivesOverNodesShareTheirCards) {
               parameters / 8 * 6 * 7 / 8 / 35e9, 1e-9);
 }
 
-// If host memory is short, the last tokens stay in HBM. Then the first tokens
-// run again, with more layers together for longer sequences.
+// If host memory is short, the last tokens stay in HBM, and the first tokens
+// run again. For longer sequences more layers run again together.
 TEST(TrainEstimate, WhereTheHostIsShortTheFirstTokensRunAgain) {
   Request request{.model = *FindModel("llama-8b"),
                   .hardware = *FindHardware("h100-80g"),

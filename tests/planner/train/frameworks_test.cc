@@ -23,7 +23,7 @@ Request AskH100(const char* model, Method method, int64_t gpus, int64_t seq_len,
 }
 
 // Llama-8B on 8 GPUs needs 5 hidden states, 2 tensors as wide as the queries,
-// 12 of a quarter of the heads, and the rotary table of all tokens.
+// 12 tensors of a quarter of the heads, and the rotary table of all tokens.
 TEST(Upipe, NeedsTheMemoryCountedByHand) {
   Request request = AskH100("llama-8b", Method::kUpipe, 8, 1024 * kKi, 1);
   const Settings settings{.sp = 8, .zero = 3};
@@ -84,11 +84,12 @@ TEST(Ring, KeepsWhatItsRecomputationSays) {
   const Estimate selective = EstimateStep(request, settings);
   settings.recompute = Recompute::kFull;
   const Estimate full = EstimateStep(request, settings);
-  const double layers = 32.0 * 8 * kKi * 2;  // bytes per element of a token
+  // Bytes that one element per token takes in all layers.
+  const double layers = 32.0 * 8 * kKi * 2;
   EXPECT_NEAR(none.memory.skeletal, layers * request.model.skeletal_elements(),
               1);
-  // Kept are the input, o, and half of q, k, v, o's projection, up, gate and
-  // down.
+  // The input and o are kept whole. Half of the rest is kept: q, k, v, o's
+  // projection, up, gate and down.
   EXPECT_NEAR(selective.memory.skeletal,
               layers * (2 * 4096 + (3 * 4096 + 2 * 1024 + 2 * 14336) / 2.0), 1);
   EXPECT_NEAR(full.memory.skeletal, layers * 4096, 1);

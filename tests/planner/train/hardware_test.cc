@@ -1,4 +1,5 @@
-// Tests hardware profiles: shipped ones can be read, errors name the field.
+// Tests that hardware profiles are read and written, and that errors name the
+// field.
 #include "planner/train/hardware.h"
 
 #include "tests/support/status_matchers.h"
@@ -38,7 +39,6 @@ TEST(TrainHardware, AllShippedProfilesAreReadAndHaveTheirName) {
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("a800-80g")));
 }
 
-// Guards against a file of ./verify that lacks a key of its profile.
 TEST(TrainHardware, AWrittenProfileReadsAsTheSame) {
   std::vector<Hardware> all;
   for (const std::string& name : HardwareNames()) {
@@ -94,7 +94,7 @@ TEST(TrainHardware, ReorganisationBelongsToTheMachineItWasSeenOn) {
   EXPECT_EQ(with.reorganisation_s_per_byte, 1e-9);
 }
 
-TEST(TrainHardware, ReadsEveryKeyAndTakesWholeNumbersForNumbers) {
+TEST(TrainHardware, KeysAreReadAndWholeNumbersCountAsNumbers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware read,
                               ReadHardware(Profile(), "p.toml"));
   EXPECT_EQ(read.gpus_per_node, 2);
@@ -106,7 +106,7 @@ TEST(TrainHardware, ReadsEveryKeyAndTakesWholeNumbersForNumbers) {
   EXPECT_EQ(read.gpu_link_bytes_per_s, 2e9);
 }
 
-TEST(TrainHardware, WithoutItsKeyARingGetsAllCardsOfANode) {
+TEST(TrainHardware, ARingHasAllCardsOfANodeUnlessItsKeyIsGiven) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware without,
                               ReadHardware(Profile(), "p"));
   EXPECT_EQ(without.ring_bytes_per_s, 2 * 3);
@@ -143,7 +143,7 @@ TEST(TrainHardware, AttentionsSpeedDependsOnTheHeadSize) {
   EXPECT_FALSE(narrow.OtherHeads(64));
 }
 
-TEST(TrainHardware, WithoutTheirKeyFp32ProductsAreHalfAsFast) {
+TEST(TrainHardware, Fp32ProductsAreHalfAsFastUnlessTheirKeyIsGiven) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware untold,
                               ReadHardware(Profile(), "p"));
   EXPECT_EQ(untold.matmul_fp32_efficiency, 0.25);
@@ -171,7 +171,7 @@ TEST(TrainHardware, FaultsNameFileKeyAndLimit) {
               StatusIs(kInvalid, HasSubstr("unknown key 'gpu.speed'")));
   EXPECT_THAT(ReadHardware("colour = 'red'\n" + Profile(), "p"),
               StatusIs(kInvalid, HasSubstr("unknown key 'colour'")));
-  // Guards against an error that quotes all of a long key.
+  // A long key is quoted in part only.
   const auto long_key =
       ReadHardware(std::string(3000, 'k') + " = 1\n" + Profile(), "p");
   EXPECT_THAT(long_key, StatusIs(kInvalid, HasSubstr("unknown key 'kkk")));

@@ -1,9 +1,10 @@
-// leave-out-train: how well the numbers of the a800-80g profile generalise.
+// leave-out-train: measures how well the numbers of the a800-80g profile
+// generalise.
 //
 // Fits the profile's kernel fractions and link bandwidths to a part of the
 // papers' cells (coordinate steps of random size, a fixed seed), and evaluates
-// them on the rest. A part is a random half, or one model. The shipped numbers
-// are not taken from the fits: the profile has their reasons.
+// them on the other cells. A part is a random half, or one model. The numbers
+// of the profile are not taken from the fits; the profile has their reasons.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -17,7 +18,7 @@
 namespace sluice::planner::train {
 namespace {
 
-// A fitted number, and the range in which it stays physical.
+// A fitted number, and the range in which it is plausible.
 struct Knob {
   const char* name;
   double Hardware::*value;

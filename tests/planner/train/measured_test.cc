@@ -1,5 +1,5 @@
-// Compares the desk with steps measured on an H100: with the table of
-// deploy/bundle/measured/README.md, of the commit named there.
+// Compares estimates with the steps of an H100 that
+// deploy/bundle/measured/README.md has, at the commit named there.
 #include <cstdio>
 #include <fstream>
 #include <sstream>
@@ -14,11 +14,11 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr int64_t kKibi = 1 << 10;
-// As a part of the tokens per second. At 64K the desk is 16 % too fast: it
-// issues a phase's first copies early (4 %), omits the optimizer's launches and
-// the loss's elementwise kernels, and copies o in bf16, where the runs copied
-// fp32. At 256K and 512K it is 4 and 8 % too slow: attention was measured for
-// other heads.
+// Allowed difference, as a part of the measured tokens per second. At 64K the
+// estimate is 16 % too fast: it issues a phase's first copies early (4 %),
+// omits the optimizer's launches and the loss's elementwise kernels, and copies
+// o in bf16, where the runs copied fp32. At 256K and 512K it is 4 and 8 % too
+// slow: attention was measured for other heads.
 constexpr double kTolerance = 0.17;
 
 // Slows the machine down, because the runs computed gradients of weights in
@@ -35,7 +35,7 @@ void RunAsThen(const ModelShape& model, Hardware& hardware) {
       3 / (2 + hardware.matmul_efficiency / hardware.matmul_fp32_efficiency);
 }
 
-// `hbm`: bytes of the GPU that the run could use.
+// `hbm` is the GPU memory that the run could use, in bytes.
 Request OnTheH100(int64_t seq_len, double hbm) {
   std::ifstream in(
       InTree("deploy/bundle/measured/nvidia-h100-80gb-hbm3/profile.toml"));
@@ -71,7 +71,7 @@ Estimate AsItRan(const Request& request) {
   return best;
 }
 
-TEST(MeasuredSteps, OfAnH100AgreeWithTheDesk) {
+TEST(MeasuredSteps, EstimatesAgreeWithStepsOfAnH100) {
   struct Run {
     int64_t seq_len;
     double hbm_gib, tokens_per_s;

@@ -43,7 +43,7 @@ TEST(TrainModel, EveryShippedShapeIsValid) {
   }
 }
 
-// As on the model's page, without fields that do not matter.
+// Qwen3-8B's config, without fields that do not matter.
 constexpr const char* kQwen3 = R"({"model_type": "qwen3",
   "num_hidden_layers": 36, "hidden_size": 4096, "num_attention_heads": 32,
   "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 12288,
@@ -70,7 +70,7 @@ TEST(HuggingFaceConfig, LlamaWithoutKvHeadsHasAsManyAsHeads) {
   EXPECT_NEAR(model.parameters() / 1e9, 6.74, 0.01);  // Llama 2 7B
 }
 
-TEST(HuggingFaceConfig, Gpt2HasItsOwnNames) {
+TEST(HuggingFaceConfig, Gpt2sOwnFieldNamesAreRead) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const ModelShape model,
       ReadHuggingFaceConfig(R"({"model_type": "gpt2", "n_layer": 48,
@@ -191,8 +191,8 @@ TEST(HuggingFaceConfig, WindowsThatAreUsedAreRefused) {
   EXPECT_THAT(read("qwen3", R"("layer_types": ["full_attention"], )"), IsOk());
 }
 
-// Guards against Llama's defaults for fields that the file omits: kv heads of
-// Mistral and Qwen, heads of Qwen 3 and Mistral's window.
+// Mistral's and Qwen's kv heads, Qwen 3's head size and Mistral's window have
+// other defaults than Llama's.
 TEST(HuggingFaceConfig, OmittedFieldsHaveTheFamilysDefaults) {
   const auto read = [](const std::string& family, const std::string& fields) {
     return ReadHuggingFaceConfig(

@@ -1,4 +1,5 @@
-// Tests that a remedy makes the request fit, and which settings were measured.
+// Tests that remedies make a request fit, why GPUs stay idle, and which
+// published tables an estimate names as evidence.
 #include <ctime>
 
 #include "planner/train/published.h"
@@ -77,7 +78,7 @@ TEST(TrainRemedy, EveryRemedyMakesTheRequestFit) {
   }
 }
 
-TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
+TEST(TrainRemedy, NumbersOfGpusThatDivideTheHeadsAreTried) {
   Request request = AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, 10,
                                  18432 * kKibiTokens);
   request.global_batch = 1;
@@ -92,7 +93,7 @@ TEST(TrainRemedy, EveryNumberOfGpusThatHeadsAndSequencesDivideByIsTried) {
   EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
 }
 
-// Guards against searching all settings of a division that is impossible.
+// The settings of an impossible division must not be searched.
 TEST(TrainRemedy, ARefusalForAThousandGpusTakesLittleTime) {
   for (const int64_t sequences : {16, 720, 1024}) {
     Request request = AskForRemedy("llama-70b", "h100-80g", Method::kSluice,
@@ -100,12 +101,12 @@ TEST(TrainRemedy, ARefusalForAThousandGpusTakesLittleTime) {
     request.global_batch = sequences;
     const std::clock_t start = std::clock();
     EXPECT_THAT(FindRemedies(request, {}), ::sluice::testing::IsOk());
-    EXPECT_LT(std::clock() - start, 2 * CLOCKS_PER_SEC);  // of one core
+    EXPECT_LT(std::clock() - start, 2 * CLOCKS_PER_SEC);  // of CPU time
   }
 }
 
-// A further rank slows the step if its network traffic takes longer than its
-// compute saves.
+// A further rank slows the step if it adds more network time than it saves
+// compute time.
 TEST(TrainRemedy, GpusThatMakeNothingFasterStayIdle) {
   Request request = AskForRemedy("gpt-2.7b", "h100-80g", Method::kUlysses, 16,
                                  16 * kKibiTokens);

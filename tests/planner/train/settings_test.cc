@@ -1,4 +1,4 @@
-// Tests strategies: which exist, and which are refused.
+// Tests which strategies are tried, chosen and refused.
 #include "planner/train/settings.h"
 
 #include <limits>
@@ -52,8 +52,8 @@ TEST(TrainSettings, EveryCandidateDividesHeadsAndBatchAndTheFirstUsesAllGpus) {
   }
 }
 
-// Guards against settings that no engine runs: sluice-train's layer under
-// FSDP2, with data parallelism and chunks in HBM.
+// No engine runs the trainer's layer under FSDP2, with data parallelism and
+// chunks in HBM.
 TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   for (const char* model : {"llama-8b", "llama-70b", "qwen2.5-7b"}) {
     for (const int64_t gpus : {1, 6, 8, 32}) {
@@ -81,7 +81,7 @@ TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   }
 }
 
-// Keep-all is Megatron on one GPU without recomputation.
+// `keep_all` is Megatron on one GPU without recomputation.
 TEST(TrainSettings, WhereEverythingFitsTheTrainerMovesNothingAndIsFast) {
   for (const int64_t tokens : {4 << 10, 8 << 10, 16 << 10}) {
     Request request = AskGpt(Method::kSluice, 1, tokens);
@@ -139,9 +139,9 @@ TEST(TrainSettings, GivenSettingsAreKept) {
   EXPECT_EQ(chunked[0].chunk, 8 << 10);
 }
 
-TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
+TEST(TrainSettings, IndivisibleHeadsAreTheReasonForTheRefusal) {
   GivenSettings given;
-  given.sp = 64;  // of 32 heads
+  given.sp = 64;  // the model has 32 heads
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const Estimate best, BestEstimate(AskGpt(Method::kUlysses, 64), given));
   EXPECT_FALSE(best.fits);
@@ -150,7 +150,7 @@ TEST(TrainSettings, HeadsThatDoNotDivideAreTheReason) {
 }
 
 TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
-  // With 32 heads, 4,096 GPUs need 128 sequences at once. The default has 16.
+  // With 32 heads, 4,096 GPUs need a batch of 128 sequences. The default is 16.
   Request request = AskGpt(Method::kSluice, 4096, 128 << 10);
   request.model = *FindModel("llama-8b");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
@@ -190,9 +190,9 @@ TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   EXPECT_FALSE(WhyIdle(request, trainer, eight).batch.has_value());
 }
 
-// Guards against idle GPUs: 96 of 128 with Llama-8B's 32 heads, and 1 of 8 with
-// Qwen2.5-7B's 28 heads.
-TEST(TrainSettings, SluiceTrainsRanksMayBeMoreThanTheHeadsOrNotDivideThem) {
+// Otherwise 96 of 128 GPUs would be idle with Llama-8B's 32 heads, and 1 of 8
+// with Qwen2.5-7B's 28 heads.
+TEST(TrainSettings, SluiceTrainMayHaveMoreRanksThanHeadsOrNotDivideThem) {
   Request request = AskGpt(Method::kSluice, 128, 8 << 20);
   request.model = *FindModel("llama-8b");
   request.hardware = *FindHardware("h100-80g");
@@ -258,8 +258,8 @@ TEST(TrainSettings, EveryStageOfZeROIsSearchedForEveryMethod) {
   }
 }
 
-// Guards against sharding weights only if nothing else fits: a GPU with more
-// memory then gets a slower step.
+// If weights were sharded only where nothing else fits, a GPU with more memory
+// could get a slower step.
 TEST(TrainSettings, SluiceShardsWeightsWhereThatIsFaster) {
   Request request = AskGpt(Method::kSluice, 64, 128 << 10);
   request.model = *FindModel("llama-70b");
@@ -301,7 +301,7 @@ TEST(TrainSettings, PipelineStagesNeedNotDivideTheLayers) {
 
 TEST(TrainSettings, FpdtTakesUnevenHeadsAndWaitsForTheFullestRank) {
   Request request = AskGpt(Method::kFpdt, 16);
-  request.model = *FindModel("gpt-13b");  // 40 heads: 3 on some, 2 on others
+  request.model = *FindModel("gpt-13b");  // 40 heads: 3 or 2 on a rank
   request.global_batch = 1;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate uneven, BestEstimate(request, {}));
   EXPECT_NE(uneven.reason, Reason::kHeads);

@@ -23,8 +23,8 @@ TEST(TrainValidation, MeetsEveryLimit) {
   EXPECT_TRUE(v.ok());
 }
 
-// ALST's row on an H200 is not judged: its recipe is later than those of the
-// fit, and it is 29 % off, beyond the limit of 25 %.
+// ALST's row on an H200 is not judged: its recipe is newer than those of the
+// fit, and the estimate is 29 % off, beyond the limit of 25 %.
 TEST(TrainValidation, JudgedRowsAreWithinTheirLimits) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
   std::map<std::string, JudgedGroup> groups;
@@ -73,8 +73,8 @@ TEST(TrainValidation, EveryRowOfTheTablesIsThere) {
   }
 }
 
-// The tables were measured with ZeRO 1. With sharded weights, Megatron-LM's 65B
-// would fit where the paper ran out of memory.
+// Megatron-LM and MEMO were measured with ZeRO 1. With sharded weights,
+// Megatron-LM's 65B would fit where the paper ran out of memory.
 TEST(TrainValidation, APapersRequestIsAnsweredWithThePapersZeroStage) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware hardware,
                               FindHardware(kMemoHardware));

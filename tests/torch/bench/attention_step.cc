@@ -42,7 +42,7 @@ class WholeAttention {
   at::Tensor q_, k_, v_, d_o_;
 };
 
-// A step of one layer, with its attention blocks timed.
+// A step of one layer. Its attention blocks are timed.
 class StepAttention {
  public:
   StepAttention(Node& node, int64_t chunk)

@@ -66,7 +66,7 @@ at::Tensor Unbatched(const at::Tensor& t) {
   return t.squeeze(0).transpose(0, 1).clone();
 }
 
-// Everything resident, with one call in each direction.
+// Attention by one call in each direction, with everything resident.
 struct Whole {
   explicit Whole(const Problem& p)
       : q(p.q.tensor.clone()),
@@ -139,7 +139,7 @@ class Chunked {
     const stream::StreamShape& shape = StreamState::Of(*context_).shape;
     return t.tensor.narrow(0, shape.layout.begin(m), shape.rows(m));
   }
-  // Runs as in a layer's forward, with copies instead of projections.
+  // Runs a chunk's forward as a layer does, but copies in place of projections.
   absl::Status Forward(StreamState& state, AttentionForward& attention,
                        int64_t m) {
     SLUICE_RETURN_IF_ERROR(state.staging().Begin());
@@ -228,8 +228,8 @@ void Compare(int64_t chunks, int64_t chunk, std::vector<Entry>& entries) {
 
 std::vector<Entry> Measure() {
   std::vector<Entry> entries = AttentionOfSteps();
-  // A check's limits are so wide that short chunks suffice, which take a
-  // seventh of the time.
+  // A check has such wide limits that short chunks suffice. They take a seventh
+  // of the time.
   const int64_t chunk = IsCheck() ? 384 : 1024;
   for (const int64_t chunks : {16, 24}) Compare(chunks, chunk, entries);
   return entries;

@@ -1,6 +1,6 @@
 // Measures the cost of streaming if nothing needs to be streamed: runs a
-// streamed step that keeps every class in HBM, in turns with keep-all's step on
-// the same weights, text and memory.
+// streamed step that keeps every class in HBM, alternating with a step of the
+// baseline keep-all on the same weights, text and memory.
 #include <ATen/Parallel.h>
 #include <fmt/format.h>
 
@@ -46,7 +46,7 @@ double KeepAll(Node& node, StepTensors& tensors) {
 }
 
 // The context lives only during the step, like keep-all's tensors, so that each
-// method has HBM alone while it runs.
+// method has all of HBM while it runs.
 double Streamed(Node& node, StepTensors& tensors, int64_t chunk) {
   StreamContext::Options options{
       .stream = {.model = kModel,

@@ -42,7 +42,7 @@ class Step {
   }
 
   // Returns the seconds of a step, including its last copy out. The step has
-  // HBM alone while it runs.
+  // all of HBM.
   double Seconds() {
     auto context = StreamContext::Create(options_);
     SLUICE_CHECK_OK(context.status());

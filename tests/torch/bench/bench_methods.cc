@@ -1,5 +1,5 @@
 // Measures the HBM that the baselines need, and the lengths that they reach,
-// with the demo's model on one rank that has the demo's 36 MiB.
+// with a small Llama on one rank of 36 MiB.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -30,7 +30,7 @@ stream::ModelShape Model() {
           .vocab = 256};
 }
 
-// One rank of the demo's two: weights, gradients and its half of the moments.
+// One rank of two: weights, gradients and its half of the moments.
 class Rank {
  public:
   Rank()
@@ -61,7 +61,7 @@ class Rank {
     return node_.allocator().stats().peak - states_;
   }
 
-  // Returns the longest sequence in rows, to a multiple of kStep.
+  // Returns the rows of the longest sequence, a multiple of kStep.
   int64_t Longest(BaselineMethod method) {
     int64_t fits = 0, fails = 1;
     while (Peak(method, fails * kStep).has_value()) {
@@ -115,7 +115,7 @@ std::vector<Entry> Measure() {
       {"alst longest",
        static_cast<double>(alst_rows) / static_cast<double>(recompute_rows),
        "x recompute", 2.3, false,
-       fmt::format("{} rows against {} in 36 MiB, the demo's model", alst_rows,
+       fmt::format("{} rows against {} in 36 MiB, a small Llama", alst_rows,
                    recompute_rows)}};
 }
 

@@ -30,7 +30,7 @@ class Memory {
   std::unique_ptr<std::byte, Free> data_;
 };
 
-// One simulated GPU with an "HBM" that every c10 allocation comes from.
+// One simulated GPU. All c10 allocations come from its "HBM".
 class Node {
  public:
   explicit Node(Bytes hbm);

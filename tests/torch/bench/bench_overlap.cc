@@ -22,8 +22,8 @@ using namespace sluice::runtime;
 constexpr int kRepeats = 3, kEvenRepeats = 7;
 constexpr int64_t kChunk = 512;
 
-// A check's limits are so wide that half of the length, a quarter of the time,
-// suffices.
+// A check has such wide limits that half of the length suffices. It takes a
+// quarter of the time.
 stream::ChunkLayout Layout() {
   return stream::ChunkLayout((IsCheck() ? 8 : 16) * kChunk, kChunk, 1);
 }
@@ -94,9 +94,9 @@ std::vector<Entry> Overlap() {
        "below the target, the overlap figure says nothing"}};
 }
 
-// Each round sets the link's speed by the resident run before it, and compares
-// with the mean of that run and the run after it, since the machine's speed
-// drifts.
+// Each round sets the link's speed by the resident run before it. Since the
+// machine's speed drifts, `compute` is the mean of the resident runs before and
+// after the streamed run.
 Entry EvenOverlap() {
   Node node(MiB(256));
   BenchStep step(node, {.model = {.layers = 2,

@@ -25,7 +25,8 @@ constexpr auto kBf16 = at::kBFloat16;
 struct Shape {
   const char* name;
   int64_t rows, heads, kv_heads, dim;
-  std::vector<int64_t> blocks;  // of keys; the last is causal, as wide as rows
+  // Sizes of the blocks of keys. The last block is causal and has `rows` keys.
+  std::vector<int64_t> blocks;
 
   friend void PrintTo(const Shape& s, std::ostream* out) {
     *out << s.name << ": " << s.rows << " rows, " << s.heads << " heads, "
@@ -34,7 +35,7 @@ struct Shape {
   }
 };
 
-// Returns a CPU tensor [rows, heads, dim] in fp64 with values of bf16.
+// Returns a CPU tensor [rows, heads, dim] in fp64. bf16 can hold its values.
 at::Tensor Drawn(int64_t rows, int64_t heads, int64_t dim) {
   return at::randn({rows, heads, dim}).to(kBf16).to(at::kDouble);
 }
@@ -50,7 +51,8 @@ at::Tensor HeadsBeforeRows(const at::Tensor& t) {
 
 // Autograd of the whole row, with attention as a full matrix in fp64.
 struct Truth {
-  at::Tensor output, q, k, v;  // q, k, v: their gradients
+  at::Tensor output;
+  at::Tensor q, k, v;  // the gradients of q, k and v
 };
 Truth TruthOf(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
               const at::Tensor& gradient) {
@@ -116,7 +118,7 @@ TEST_P(AttentionKernels, MergedBlocksHaveTheGradientsOfAutograd) {
   }
   EXPECT_LT(ErrorOf(running.output, truth.output), 0.02);
 
-  // Guards against a kernel that misreads the second layout.
+  // A kernel must read the output in both layouts.
   for (const at::Tensor& output :
        {running.output, HeadsBeforeRows(running.output)}) {
     SCOPED_TRACE(output.strides());

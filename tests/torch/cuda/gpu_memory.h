@@ -1,5 +1,5 @@
 // A rank's fake GPU, for programs that include torch. This header declares none
-// of CUDA's functions, because torch's headers do.
+// of CUDA's functions, because torch's headers declare them.
 #pragma once
 
 #include <cstddef>

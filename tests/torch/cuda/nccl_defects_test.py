@@ -43,23 +43,23 @@ DEFECTS = {
     "a strided tensor is sent":
         ("if (tensor.is_contiguous()) return absl::OkStatus();",
          "return absl::OkStatus();"),
-    "Check() asks the communicator of another GPU":
+    "the communicator of another GPU is queried":
         ("    const c10::cuda::CUDAGuard guard(options_.device);\n", ""),
-    "Check() asks a communicator that was never made":
+    "a missing communicator is queried":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!aborted_.ok()) return aborted_;"),
-    "Check() asks an aborted communicator":
+    "an aborted communicator is queried":
         ("if (!aborted_.ok() || !connected_) return aborted_;",
          "if (!connected_) return aborted_;"),
-    "Check() asks no communicator":
+    "a new communicator is not remembered":
         ("      connected_ = true;\n", ""),
-    "Check() ignores NCCL's asynchronous error":
+    "NCCL's error is ignored":
         ("if (asked == ncclSuccess &&\n"
          "          (error == ncclSuccess || error == ncclInProgress)) {",
          "if (asked == ncclSuccess) {"),
     "a lost GPU is reported as another rank's end":
         ("if (!gpu.ok()) {", "if (false) {"),
-    "a clean end does not shut c10d down, so c10d aborts":
+    "a regular end does not shut the group down":
         ("[&] { group_->shutdown(); }", "[] {}"),
     "an abort aborts nothing":
         ("[&] { group_->abort(); }", "[] {}"),
@@ -76,9 +76,9 @@ DEFECTS = {
          ""),
     "host tensors are exchanged by NCCL":
         ("    if (send.is_cpu()) {\n", "    if (false) {\n"),
-    "a failed operation does not look for an abort":
+    "the reason of a failed operation is not queried":
         (ASKED + "    return Failed(", "    return Failed("),
-    "an abort frees the communicator that Check() is using":
+    "an abort frees what another thread queries":
         ("    const MutexLock lock(mutex_);\n"
          "    if (!aborted_.ok() || !connected_)",
          "    if (!aborted_.ok() || !connected_)"),
@@ -86,10 +86,10 @@ DEFECTS = {
 
 # Name -> why no test can detect it.
 SURVIVORS = {
-    "a failed operation does not look for an abort":
-        "the abort would have to come while NCCL issues the operation",
-    "an abort frees the communicator that Check() is using":
-        "the fakes find no races of host threads; `./dev lint` does "
+    "the reason of a failed operation is not queried":
+        "the abort would have to come while the operation is issued",
+    "an abort frees what another thread queries":
+        "the fakes see no races of host threads; `./dev lint` does "
         "(-Wthread-safety)",
 }
 

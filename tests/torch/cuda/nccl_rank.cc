@@ -208,10 +208,10 @@ void Rank::Exchange() {
   ExpectRefusals();
   HostWait();
   Require(ranks_->Check());
-  // A new thread is on GPU 0.
+  // The current GPU of a new thread is 0.
   std::thread([this] { Require(ranks_->Check()); }).join();
   Require(ranks_->Barrier());
-  ranks_.reset();  // the fake reports an abort here
+  ranks_.reset();  // the fake NCCL would report an abort here
 }
 
 void Rank::ExchangeOnHost() {

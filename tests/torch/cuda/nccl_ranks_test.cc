@@ -26,7 +26,8 @@ constexpr absl::Duration kLong = absl::Seconds(100);
 
 class NcclRanks : public ::testing::Test {
  protected:
-  // With `silent`, NCCL does not report a death, as within a node.
+  // With `silent`, NCCL does not report a death, as within a node. Without
+  // `aborts`, an abort is a finding.
   std::unique_ptr<Child> Start(int rank, const std::string& what,
                                bool silent = true, bool aborts = true) {
     return Child::Spawn(
@@ -45,7 +46,7 @@ class NcclRanks : public ::testing::Test {
   TempDir node_, signs_;
 };
 
-TEST_F(NcclRanks, ExchangeOnGpusAndOnTheHost) {
+TEST_F(NcclRanks, CollectivesWorkOnGpusAndOnTheHost) {
   const auto first = Start(0, "exchange", true, /*aborts=*/false);
   const auto second = Start(1, "exchange", true, /*aborts=*/false);
   first->ExpectSuccess(kLong);
@@ -60,8 +61,8 @@ TEST_F(NcclRanks, NothingIsIssuedAfterAnAbort) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Guards against c10d's timeout of five minutes in place of the run's.
-TEST_F(NcclRanks, ALateRankIsAwaitedForTheRunsTimeout) {
+// The run's timeout must replace c10d's default.
+TEST_F(NcclRanks, AnAbsentRankIsAwaitedForTheRunsTimeout) {
   const auto absent = Start(0, "idle"), other = Start(1, "await-nobody");
   const ChildResult result = other->Join(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
@@ -110,8 +111,8 @@ TEST_F(NcclRanks, ADeathThatNcclReportsIsTheErrorAfterTheHostsWait) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Guards against taking NCCL's "unhandled cuda error" for another rank's end:
-// the run's last line would name a healthy rank.
+// If NCCL's "unhandled cuda error" were taken for another rank's end, the run's
+// last line would name a healthy rank.
 TEST_F(NcclRanks, ALostGpuIsItsOwnRanksFaultAndNotAnothers) {
   const auto other = Start(0, "die"), victim = Start(1, "lose-gpu");
   ASSERT_TRUE(victim->WaitForOutput("joined", kLong));

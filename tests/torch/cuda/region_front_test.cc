@@ -117,7 +117,7 @@ TEST_F(RegionFrontTest, TensorsAndResultsOfOperatorsLieInTheRegion) {
   EXPECT_LT(OffsetOf(b), kSize.count());
   EXPECT_NE(OffsetOf(a), OffsetOf(b));
   EXPECT_EQ(allocator_->stats().used,
-            Bytes(2 * 1280));       // 1200 bytes, up to 256
+            Bytes(2 * 1280));       // 1200 bytes, rounded up
   EXPECT_EQ(OffsetOf(a) % 256, 0);  // as cuBLAS requires
   EXPECT_EQ(OffsetOf(b) % 256, 0);
   EXPECT_EQ(b.sum().item<float>(), 1200);
@@ -192,7 +192,7 @@ TEST_F(RegionFrontTest, UnsupportedAllocatorCallsAreRefused) {
   }
 }
 
-TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
+TEST_F(RegionFrontTest, AfterDisarmTorchHasItsAllocatorAndBlocksStillReturn) {
   auto* const region = c10::cuda::CUDACachingAllocator::get();
   at::Tensor tensor = Make(KiB(1));
   allocator_->Disarm();
@@ -203,15 +203,15 @@ TEST_F(RegionFrontTest, DisarmedTorchHasItsOwnAllocatorAndBlocksStillReturn) {
   EXPECT_EQ(OffsetOf(Make(kSize)), 0);
 }
 
-// Guards against an init call that stays in the region's allocator, so that
-// torch's own allocator knows of no GPU.
+// An init call must also reach torch's own allocator, which otherwise knows of
+// no GPU.
 TEST_F(RegionFrontTest, TorchsOwnAllocatorIsInitializedToo) {
   c10::cuda::CUDACachingAllocator::get()->init(1);
   allocator_->Disarm();
   EXPECT_TRUE(c10::cuda::CUDACachingAllocator::get()->initialized());
 }
 
-// Guards against torch's cuBLAS workspaces that outlive the lease they lie in.
+// Torch's cuBLAS workspaces must not outlive the lease in which they lie.
 TEST_F(RegionFrontTest, CublasWorkspacesAreGivenBack) {
   setenv("CUBLAS_WORKSPACE_CONFIG", ":1024:1", 1);
   fake_cuda::fake_cuda_set("cublas=1");
@@ -222,7 +222,7 @@ TEST_F(RegionFrontTest, CublasWorkspacesAreGivenBack) {
   fake_cuda::fake_cuda_set("cublas=0");
 }
 
-// Guards against a current stream that ends with the driver.
+// The backend's stream ends with the driver.
 TEST_F(RegionFrontTest, ABackendThatEndsResetsTorchsStream) {
   allocator_->Disarm();
   torch_cuda_->SetCurrentStream(0, nullptr);

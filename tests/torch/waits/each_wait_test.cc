@@ -1,6 +1,6 @@
-// Removes every wait of a streamed step, and every group of waits for one mark,
-// one at a time and at its one place in the step, on the fake CUDA driver. As
-// in removed_waits_test, only the order of the calls counts.
+// Removes every wait of a streamed step, one at a time and at one place in the
+// step, on the fake CUDA driver; then every group of waits for one mark of
+// compute. As in removed_waits_test, only the order of the calls counts.
 //
 // If a removal leaves two conflicting operations unordered (WaitGraph), the
 // race detector must report a race. Otherwise the wait is not needed: other
@@ -46,7 +46,7 @@ struct Shape {
   const char* name;
   int64_t seq_len;
   Order order;
-  std::vector<const char*> resident = {};  // classes
+  std::vector<const char*> resident = {};  // classes in HBM
 
   friend void PrintTo(const Shape& shape, std::ostream* out) {
     *out << shape.name;
@@ -56,7 +56,8 @@ const std::vector<const char*> kQuerySide = {
     "q", "attention_output", "lse", "output_gradient", "query_gradient"};
 const std::vector<const char*> kKeySide = {"k", "v", "key_gradient",
                                            "value_gradient"};
-// Two chunks of 13 tokens, three, and so many that every ring reuses its slots.
+// Sequences of two chunks of 13 tokens, of three chunks, and of so many that
+// every ring reuses its slots.
 const Shape kShapes[] = {
     {"TwoChunks", 20, Order::kKeysOuter},
     {"ThreeChunksQueriesOuter", 33, Order::kQueriesOuter},

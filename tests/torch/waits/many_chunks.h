@@ -1,4 +1,4 @@
-// The step that the tests run without one of its waits at a time.
+// The step from which the tests remove waits.
 #pragma once
 
 #include "tests/torch/stream_fixture.h"

@@ -32,7 +32,7 @@ struct NotedWaits {
 
 class NumberedEngine final : public ForwardingEngine {
  public:
-  // `computed` returns the accesses of operations issued to compute since its
+  // `computed` returns the accesses of compute's operations issued since its
   // last call. `noted` must outlive the engine, and is complete once the engine
   // is destroyed.
   NumberedEngine(CopyEngine* engine, std::set<size_t> left_out,
@@ -120,7 +120,7 @@ class NumberedEngine final : public ForwardingEngine {
   const std::set<size_t> left_out_;
   const std::function<WaitGraph::Accesses()> computed_;
   NotedWaits* const noted_;
-  // The map owns the states, so that no two share an address.
+  // The map owns the states, so that no two tickets share an address.
   std::unordered_map<std::shared_ptr<TicketAccess::State>, Point> points_;
 };
 

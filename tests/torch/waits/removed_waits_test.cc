@@ -1,8 +1,8 @@
 // Removes every wait that a streamed step makes, one kind at a time, on the
 // fake CUDA driver. The driver's race detector must report each removal by the
-// order of the calls alone: with `unready` no query finds a copy done.
-// (planted_waits_test shows on sim that such a step computes something else;
-// each_wait_test removes the waits of a kind one by one.)
+// order of the calls alone: with the fake's setting `unready`, no query finds a
+// copy done. (planted_waits_test shows on sim that such a step computes wrong
+// gradients; each_wait_test removes the waits of a kind one by one.)
 //
 // A kind is a pair of waiter and awaited work: compute, or a copy by its label
 // and direction. The kinds come from the step itself, so a new kind is tried,
@@ -35,8 +35,8 @@ std::string WaitName(const StepWait& wait) {
 // Waits that can be removed without a race, also all at once, because other
 // waits imply them. Copies of a direction run in order, and so does compute, so
 // a wait for a later copy, or for compute that waited, covers an earlier wait.
-// A step makes them because its parts are independent, and because other shapes
-// need them (planted_waits_test has two chunks, and resident classes).
+// A step makes these waits because its parts are independent, and because other
+// shapes need them (planted_waits_test has two chunks, and resident classes).
 const std::set<StepWait> kImplied = {
     {kCompute, kCompute},
     {kCompute, "x, dX in"},

@@ -40,8 +40,9 @@ class WaitGraph {
   using Ranges = std::map<uintptr_t, uintptr_t>;
   struct Operation {
     Ranges read, written;
-    std::optional<size_t> before;                  // in its stream
-    std::vector<std::pair<size_t, size_t>> waits;  // number, waited for
+    std::optional<size_t> before;  // the previous operation of its stream
+    // Numbers of its waits, with the operations that they await.
+    std::vector<std::pair<size_t, size_t>> waits;
   };
   using Bits = std::vector<uint64_t>;
 
