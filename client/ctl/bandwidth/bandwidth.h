@@ -36,7 +36,7 @@ absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
 // ---- Links: pure functions ----
 //
 // A link above several links is measured by all GPUs below it at once. It is a
-// limit if it carries less than 0.95 of what the links below carry.
+// limit if it carries less than 0.95 of what the links below carry in sum.
 
 // Speeds in bytes per second.
 struct MeasuredSpeeds {
@@ -67,8 +67,7 @@ struct MeasurableNode {
   bool keeps = false;              // whether the daemon can keep measurements
 };
 
-// InvalidArgument: the snapshot (daemon/README.md) of an older daemon has no
-// links.
+// InvalidArgument: the snapshot (daemon/README.md) is of another version.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 
 std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node);

@@ -31,8 +31,8 @@ std::string HolderLines(const json& node) {
   return text;
 }
 
-// Formats a section with the memory of each pool that is held outside leases,
-// and what each rank reported; empty if there is none.
+// Formats a section with the memory that is held outside leases, by pool and as
+// ranks report it; empty if there is none.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =
@@ -112,7 +112,7 @@ std::string UserText(const json& user) {
          (cgroup.empty() ? "" : " in " + cgroup);
 }
 
-// Returns "" if there are none, or the daemon does not report them.
+// Returns "" if there are no reservations, or the daemon does not report them.
 std::string ReservationLines(const json& node) {
   Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
   if (!node.contains("reservations")) return "";
