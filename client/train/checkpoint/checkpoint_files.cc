@@ -456,7 +456,7 @@ absl::Status SaveFolder::CheckContent(const StateFile* goes_on_from) const {
     if (absl::IsOutOfRange(state.status())) return state.status();
     if (!state.ok()) continue;  // no run can resume it
     const std::string& run = state->identity.run;
-    // If the resumed checkpoint has no id, others may be this run's too.
+    // A checkpoint without an id (format 1) may be of the resumed run.
     const bool former = run.empty() && goes_on_from != nullptr;
     if (run != identity_.run && !former) {
       return BadInput(

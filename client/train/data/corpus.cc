@@ -26,7 +26,7 @@ constexpr int64_t kPieceTokens = 4096;
 
 // Returns the first `count` bytes of a file, or fewer if it is shorter.
 absl::StatusOr<std::string> Head(const std::string& path, size_t count) {
-  // Opening a pipe would wait for its writer.
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(count, '\0');
   const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : -1;

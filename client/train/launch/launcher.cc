@@ -131,7 +131,6 @@ class Ranks {
     return absl::OkStatus();
   }
 
-  // Waits until every rank has ended.
   void Watch(const sigset_t& signals) {
     while (true) {
       Reap();

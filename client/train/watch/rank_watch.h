@@ -59,10 +59,10 @@ class RankWatch final : public runtime::SegmentObserver,
     // Set in one rank per node, which reports that its daemon went or is back.
     std::function<bool()> daemon_answers;
     std::string daemon;  // the daemon's socket, for people
-    // Without our launcher: the limits of this rank's own watchdog, and a
-    // callback on the watch's thread that ends the rank; else `end` is null.
-    WatchLimits limits;
+    WatchLimits limits;  // of this rank's own watchdog, which needs `end`
     int rank = 0;
+    // Ends the rank; called by that watchdog on the watch's thread. Null if the
+    // rank needs no watchdog of its own.
     std::function<void(const std::string&)> end;
   };
   // If the page cannot be made, only this process can watch the rank.
@@ -116,7 +116,7 @@ class RankWatch final : public runtime::SegmentObserver,
   std::atomic<double> daemon_gone_s_{0};  // when it was lost; 0: it answers
   double measured_s_ = 0;                 // of the last step
 
-  // Either thread prints a stop request, once.
+  // The compute or the monitor thread prints a stop request, once.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
   // The step after which a stop would end the run; 0: at once.
