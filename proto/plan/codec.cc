@@ -44,7 +44,8 @@ class Fields {
 
   bool reads() const { return in_ != nullptr; }
   bool ok() const { return in_ == nullptr || in_->ok(); }
-  // Returns whether to visit an optional field: in writing if it is `set`.
+  // Returns whether to visit an optional field: when reading, if the object has
+  // it; when writing, if it is `set`.
   bool Has(const char* key, bool set) const {
     return reads() ? in_->Has(key) : set;
   }

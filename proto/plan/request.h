@@ -20,7 +20,7 @@ struct LinkCapacity {
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
   std::vector<size_t> profiles;  // positions of ranks in PlanRequest::profiles
-  // Limit of the sum of both directions, > 0, in addition to those above.
+  // Limit of the sum of both directions, > 0, besides the limit of each.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };
