@@ -77,7 +77,7 @@ struct CopySlack {
 
 struct CopyStats {
   Bytes h2d, d2h;
-  absl::Duration grant_wait;  // waits of the issuing threads
+  absl::Duration grant_wait;  // time issuing threads waited for grants
   // How long compute waited for tickets. If compute runs on a stream, a wait
   // counts once the stream has passed it.
   absl::Duration stall;

@@ -102,8 +102,8 @@ absl::Status Connection::Gone() const {
       gone_shortage_);
 }
 
-// Waits for room without send_mutex_, so that Post is not delayed on the
-// receiving thread.
+// Waits for room in the socket without holding send_mutex_, so that Post is not
+// delayed on the receiving thread.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -243,8 +243,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // on_gone_ is not called if this side closed the session or it never
-    // opened.
+    // on_gone_ is only called for an open session that this side did not close.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();

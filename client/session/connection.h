@@ -101,7 +101,7 @@ class PendingCalls {
     }
   }
   // Sends the marked requests in the order of their ids, until `send` returns
-  // ResourceExhausted. The next call sends the rest.
+  // ResourceExhausted. The next call sends the remaining requests.
   using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
                                               std::span<const int>)>;
   void SendUnsent(Send send);

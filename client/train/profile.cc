@@ -275,7 +275,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   SLUICE_ASSIGN_OR_RETURN(const auto host, memory.LeaseHost(size));
   at::Tensor on_gpu;
   std::byte* device = memory.data();
-  if (machine.real()) {  // torch allocates in the region
+  if (machine.real()) {  // torch's allocator owns the region
     on_gpu = at::empty({size.count()}, machine.On(at::kByte));
     device = static_cast<std::byte*>(on_gpu.data_ptr());
   }

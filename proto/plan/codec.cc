@@ -287,7 +287,7 @@ void VisitKinds(Fields& io, std::vector<LayerKind>& kinds) {
   if (kinds.empty()) io.Refuse("kinds", "is empty");
 }
 
-// Visits the name of a class, and its kind unless that is kOneKind.
+// Visits the name of a class, and its kind unless the kind is kOneKind.
 void VisitClassName(Fields& io, auto& of_class) {
   if (io.Has("kind", of_class.kind != kOneKind)) {
     io("kind", of_class.kind, kMaxNameBytes);

@@ -58,7 +58,7 @@ struct SegmentKind {
   int64_t executions = 0;  // in one step of this rank
 };
 
-inline constexpr const char* kOneKind = "layer";  // a rank's only kind
+inline constexpr const char* kOneKind = "layer";  // name of a rank's only kind
 
 // A group of equal layers of a rank: dense or with experts, with windowed or
 // full attention, frozen. Each kind has its own copy windows and traffic: at

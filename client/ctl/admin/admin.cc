@@ -155,7 +155,8 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
-  // Not repeated: the second call would be refused, as the node is not drained.
+  // Not repeated: the second call would be refused, as the node is no longer
+  // drained.
   return Call(admin_socket, &Admin::Stub::Undrain, admin::UndrainRequest(),
               Repeat::kNot)
       .status();

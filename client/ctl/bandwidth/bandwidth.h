@@ -50,7 +50,7 @@ struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // index in the same list
   std::vector<size_t> gpus;      // the GPUs that copy over this link
-  // False if the link has no GPUs, or the same GPUs as one link below.
+  // False if the link has no GPUs, or the same GPUs as a link directly below.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
   LinkLimits set;        // the limits before measuring

@@ -55,7 +55,7 @@ absl::StatusOr<MeteredGpu> Attach(const std::string& socket,
       std::max(unit, std::min(kMostMemory, Bytes(gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
-  // Makes the kernel allocate the pages now, so that the first copies do not.
+  // Makes the kernel allocate the pages now, so that no copy waits for it.
   std::memset(made.host->data(), 1, made.host->size().size());
   return made;
 }

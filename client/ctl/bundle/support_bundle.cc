@@ -174,7 +174,7 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// Reads the file that the daemon's command line names, or else the unit's.
+// Reads the configuration named by the daemon's command line, else by the unit.
 TextOr Config(const Facts& facts) {
   if (facts.process.pid) {
     const auto config = ReadStartedWith(facts.process.command).config;

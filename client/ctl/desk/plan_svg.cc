@@ -220,7 +220,6 @@ class Picture {
     }
   }
 
-  // Draws each column's runs of equal colour.
   void PutPixels(const std::vector<int8_t>& pixels) {
     std::array<std::string, kColours> runs;
     for (int x = 0; x < kPlotWidth; ++x) {

@@ -75,7 +75,7 @@ struct TrainFlags {
   int64_t gpus = 0;
   std::optional<int64_t> seq_len;
   std::string method = "sluice";
-  std::string engine;  // empty: the better one
+  std::string engine;  // empty: the better engine
   GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
@@ -333,7 +333,7 @@ struct TrainAnswer {
   std::vector<TrainAnswer> methods, curves;
 };
 
-// Estimates MFU at lengths up to the longest. Adds no points if no length fits.
+// Estimates MFU at lengths up to the longest that fits; no points if none fits.
 absl::StatusOr<TrainAnswer> CurveOf(Request request,
                                     const GivenSettings& given) {
   TrainAnswer answer = {.request = request};

@@ -62,7 +62,7 @@ struct ProcessFacts {
   // `command` and `folder` are empty if they are not visible.
   std::vector<std::string> command;
   std::string folder;
-  // The limits; unset if there is none.
+  // The limits; unset if there is no limit.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files;  // the hard limit
   std::optional<MemoryLimit> memory;
@@ -74,7 +74,7 @@ struct ProcessFacts {
 struct UnitFacts {
   bool active = false;
   std::string status;                  // "serving"
-  int64_t store_most = 0, stored = 0;  // numbers of kept descriptors
+  int64_t store_most = 0, stored = 0;  // descriptors kept: most, now
 };
 
 struct DriverFacts {
@@ -111,7 +111,7 @@ struct Facts {
   bool joins_admin_group = false;
   DaemonFacts daemon;
   ProcessFacts process;
-  std::optional<UnitFacts> unit;  // set if systemd has one for this folder
+  std::optional<UnitFacts> unit;  // set if systemd has the unit for this folder
   bool keeper = false;  // a sluiced-keeper runs for the runtime folder
   DriverFacts driver;
   MachineFacts machine;
@@ -163,7 +163,7 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 struct StartedWith {
   std::optional<std::string> config;  // as given, possibly a relative path
-  // All words except the program, the configuration and the folder.
+  // All words except the program, the configuration and the runtime folder.
   std::vector<std::string> others;
 };
 // Parses the daemon's command line; `words` is empty if it is unknown.

@@ -45,7 +45,7 @@ std::string RenderOutside(const json& node) {
     text +=
         fmt::format("{}: {} are held outside leases, by {}: free when they end",
                     name, Size(held), holders);
-    // A lost GPU no longer answers, so its figure is older than the others.
+    // A lost GPU no longer answers, so its figure is older than other GPUs'.
     const json seen = pool.value("held_outside_age_s", json());
     if (!seen.is_null() && seen.get<double>() > age) {
       text += fmt::format(" (it does not answer; seen {} ago)",
@@ -556,8 +556,8 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
   const auto render = [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
-    // The daemon has all events from this number on; missing ones are other
-    // users'.
+    // The daemon has all events from this number on; missing numbers are other
+    // users' events.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;

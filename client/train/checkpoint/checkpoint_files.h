@@ -29,7 +29,7 @@ std::string NewRunId();
 
 struct StateFile {
   int format = 3;
-  int64_t step = 0;        // completed
+  int64_t step = 0;        // the last completed step
   int64_t next_token = 0;  // of the corpus, where the next sequence starts
   int ranks = 1;
   RunIdentity identity;

@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-constexpr int64_t kPieces = 64;  // of the text in a fingerprint
+constexpr int64_t kPieces = 64;  // pieces of the text in a fingerprint
 constexpr int64_t kPieceTokens = 4096;
 
 // Returns the first `count` bytes of a file, or fewer if it is shorter.
@@ -67,7 +67,7 @@ int LlmcWidth(const std::string& head) {
   return 0;
 }
 
-// Returns the bytes per token by the dtype code in Megatron's index; 0: none.
+// Returns the bytes per token by Megatron's index; 0: no such index.
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";

@@ -109,7 +109,6 @@ void AddAttention(CLI::App& app, RunOptions& o, RawFlags& raw) {
             "of at most 128), else flash");
 }
 
-// Returns whether the whole text is a number in [0, 1].
 bool ReadFraction(const std::string& text, double& out) {
   if (text.empty() || absl::ascii_isspace(text[0])) return false;
   char* end = nullptr;
@@ -539,7 +538,7 @@ absl::Status ValidateRanks(const RunOptions& o, int64_t ranks) {
 
 absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
-  if (o.command != Command::kProfile) {  // it has no model
+  if (o.command != Command::kProfile) {  // a profile has no model
     SLUICE_RETURN_IF_ERROR(ValidateRanks(o, o.ranks));
   }
   SLUICE_RETURN_IF_ERROR(CheckAttention(o));

@@ -60,7 +60,7 @@ class PeerLine {
  private:
   struct Peer {
     UniqueFd fd;
-    int rank = -1;  // not received yet
+    int rank = -1;  // -1: not received yet
     std::string unread;
     absl::Time closed_at = absl::InfiniteFuture();
   };

@@ -241,8 +241,8 @@ class AdamW final : public runtime::PendingWeights {
   bool last_sequence_ = false;
   int64_t reduced_from_;  // sums of this part and later ones have begun
   // Progress of the pending update.
-  int64_t next_part_;                      // the part to be awaited
-  int64_t next_gathered_;                  // the part to be gathered
+  int64_t next_part_;                      // the next part to be awaited
+  int64_t next_gathered_;                  // the next part to be gathered
   size_t next_unit_ = 0, next_piece_ = 0;  // with host_
 };
 

@@ -1,9 +1,9 @@
 // A rank's own watch: maintains the rank's page, and reports the progress of a
 // long step and the effect of a signal. The compute thread records what it does
-// with a few stores; a monitor thread reads the page and prints, so a rank that
-// computes, waits or hangs is never silent.
+// with a few stores; a monitor thread reads the page and prints, also while the
+// compute thread hangs.
 // Thread safety: the methods of "what the rank does" belong to the compute
-// thread; the others are safe.
+// thread; all other methods are safe.
 #pragma once
 
 #include <unistd.h>
@@ -37,7 +37,7 @@ class Console {
  private:
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   Mutex mutex_;
-  // The rewritten line has no newline yet.
+  // Whether the rewritten line lacks its newline.
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -113,7 +113,7 @@ class RankWatch final : public runtime::SegmentObserver,
   double asked_daemon_s_ = 0;
   Watchdog watchdog_;
 
-  std::atomic<double> daemon_gone_s_{0};  // when it was lost; 0: it answers
+  std::atomic<double> daemon_gone_s_{0};  // since when; 0: it answers
   double measured_s_ = 0;                 // of the last step
 
   // The compute or the monitor thread prints a stop request, once.

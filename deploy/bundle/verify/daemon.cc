@@ -187,7 +187,7 @@ class Tenant {
     Reap(std::exchange(pid_, 0));
   }
 
-  // Makes the rank free its memory and end with 0.
+  // Makes the rank free its memory and end with status 0.
   absl::Status End(absl::Time until) {
     shutdown(socket_.get(), SHUT_WR);
     const auto line = ReadLine(socket_, until);

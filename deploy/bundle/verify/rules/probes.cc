@@ -122,7 +122,7 @@ class ProbeBench {
     return event;
   }
 
-  // Returns the kernel for fp32 (kernels/ops/merge.cu).
+  // Returns the merge kernel for fp32 (kernels/ops/merge.cu).
   Kernel MergeKernel() {
     if (ops::MergeFatbin().empty()) GiveUp("this build has no device code");
     Library library = nullptr;
