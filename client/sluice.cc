@@ -72,7 +72,7 @@ absl::Status Bad(fmt::format_string<Args...> message, Args&&... args) {
       fmt::format(message, std::forward<Args>(args)...));
 }
 
-// Runs `body`, and returns the code of its status or of an exception.
+// Runs `body` and returns its status code; an exception becomes a status.
 int Guard(const auto& body) {
   try {
     const absl::Status status = body();
@@ -389,8 +389,8 @@ int sluice_engine_know_slack(sluice_engine* engine, int direction,
     SLUICE_RETURN_IF_ERROR(CheckDirection(direction));
     if (!std::isfinite(seconds)) {
       return Bad(
-          "sluice_engine_know_slack: seconds must be a number; below 0 says "
-          "that it is not known");
+          "sluice_engine_know_slack: seconds must be a number; a negative "
+          "number means that the slack is unknown");
     }
     engine->slack_seconds[direction] = seconds;
     std::vector<client::CopySlack> known;

@@ -5,10 +5,11 @@
  * the daemon reclaims its leases.
  *
  * Units        sizes and offsets are bytes, times are seconds.
- * Ownership    the caller owns an object returned in `*out`: end it with the
- *              function that the comment names. A region may outlive its
- *              session, but only sluice_region_free may then be called on it.
- *              Stop every engine before its session closes.
+ * Ownership    the caller owns an object returned in `*out`. The comment of
+ *              the function that returns it names the function that ends it.
+ *              A region may outlive its session, but only sluice_region_free
+ *              may then be called on it. Stop every engine before its session
+ *              closes.
  * Errors       functions return SLUICE_OK (0) or another sluice_status. After
  *              an error `*out` is NULL or untouched, and sluice_last_error()
  *              states the reason and what to do in one line. A null handle
@@ -47,7 +48,7 @@ typedef enum sluice_status {
   SLUICE_UNKNOWN = 2,
   SLUICE_INVALID_ARGUMENT = 3,
   SLUICE_DEADLINE_EXCEEDED = 4,
-  SLUICE_NOT_FOUND = 5,      /* no daemon at that socket */
+  SLUICE_NOT_FOUND = 5,      /* no daemon at the socket */
   SLUICE_ALREADY_EXISTS = 6, /* this rank of the job is attached already */
   SLUICE_PERMISSION_DENIED = 7,
   SLUICE_RESOURCE_EXHAUSTED = 8, /* over budget, or the pool is empty */
@@ -65,7 +66,8 @@ typedef struct sluice_session sluice_session;
 typedef struct sluice_region sluice_region;
 typedef struct sluice_engine sluice_engine;
 
-/* Returns this thread's last error, or "". Valid until its next call. */
+/* Returns this thread's last error, or "". The text is valid until the thread
+ * calls the library again. */
 SLUICE_API const char* sluice_last_error(void);
 
 /* The SLUICE_ABI_VERSION of the loaded library. */
@@ -105,8 +107,8 @@ typedef struct sluice_limits {
   uint64_t gpu_free;           /* free bytes when the session opened */
   uint64_t host_total;         /* the pinned pool of the GPU's NUMA node */
   uint64_t host_free;          /* free bytes when the session opened */
-  uint64_t granularity;        /* leases are rounded up to its multiples */
-  double h2d_bytes_per_second; /* of the GPU's link, contended; 0: unknown */
+  uint64_t granularity;        /* every lease is a multiple of it */
+  double h2d_bytes_per_second; /* while all GPUs copy; 0: unknown */
   double d2h_bytes_per_second;
   double guaranteed_bytes_per_second; /* since 2; since 5 always 0 */
   /* Since 2. The session's GPU by the numbering of this process's CUDA runtime,
@@ -120,10 +122,10 @@ SLUICE_API int sluice_session_limits(const sluice_session* session,
                                      sluice_limits* out);
 
 typedef enum sluice_event_kind {
-  SLUICE_EVENT_PEER_DIED = 0, /* a rank of this job */
+  SLUICE_EVENT_PEER_DIED = 0, /* another rank of the job ended */
   SLUICE_EVENT_EVICTED = 1,   /* an operator ended the session's leases */
   SLUICE_EVENT_SHUTTING_DOWN = 2,
-  SLUICE_EVENT_DISCONNECTED = 3, /* daemon gone; mappings and copies work */
+  SLUICE_EVENT_DISCONNECTED = 3, /* mappings and copies still work */
   SLUICE_EVENT_PLAN_CHANGED = 4, /* sluice_session_changed_plan returns a plan;
                                   * only in a session that takes changes */
   SLUICE_EVENT_GUARANTEE_LOWERED = 5 /* since 5 never sent */
@@ -154,16 +156,16 @@ SLUICE_API void sluice_string_free(char* text);
 
 /* Since 2. Returns the newest unanswered plan that the daemon made because the
  * node's set of jobs changed, or NULL in `*plan`; does not wait. The plan is
- * for the next step boundary. Only its fractions count, and all ranks of the
- * job must agree on the step from which they apply. End `*plan` with
- * sluice_string_free. `*id` is for the answer. */
+ * for the next step boundary. Only its fractions (kept, swapped, recomputed)
+ * count, and all ranks of the job must agree on the step from which they apply.
+ * End `*plan` with sluice_string_free. `*id` is for the answer. */
 SLUICE_API int sluice_session_changed_plan(sluice_session* session, char** plan,
                                            uint64_t* id);
 
 /* Since 2. Answers a changed plan; does not wait for the daemon. `taken`: 0 if
  * the rank continues with its current plan. A rank that takes the plan records
- * a step with it, and calls sluice_session_plan with a settled profile. `note`
- * is one line for people, or NULL. */
+ * a step with it, and calls sluice_session_plan with a profile whose "settled"
+ * is true. `note` is one line for people, or NULL. */
 SLUICE_API int sluice_session_answer_change(sluice_session* session,
                                             uint64_t id, int taken,
                                             const char* note);
@@ -180,7 +182,7 @@ typedef struct sluice_step_report {
   uint64_t host_peak_bytes;
   uint64_t tokens;
   double loss;              /* may be NaN */
-  uint64_t plan_mismatches; /* in this step; the daemon adds them up */
+  uint64_t plan_mismatches; /* allocations in this step that differ from plan */
 } sluice_step_report;
 
 /* Reports a step, for operators. Does not wait for the daemon. */
@@ -308,7 +310,7 @@ SLUICE_API int sluice_engine_stats(const sluice_engine* engine,
 /* Pure functions: no session, no daemon, any thread. */
 
 typedef enum sluice_block_trait {
-  SLUICE_BLOCK_PART = 1,      /* cut by documents: its shape seldom repeats */
+  SLUICE_BLOCK_PART = 1,      /* cut at the ends of documents: a rare shape */
   SLUICE_BLOCK_WINDOW = 2,    /* each row sees a window of keys */
   SLUICE_BLOCK_INTERVALS = 4, /* each row sees a different interval of keys */
   SLUICE_BLOCK_SOFTCAP = 8    /* scores are capped */
@@ -343,12 +345,13 @@ typedef struct sluice_chunk_trial {
   double host_seconds; /* the host's share of `seconds`; 0: not counted */
 } sluice_chunk_trial;
 
-/* Since 6. Sets `*next` to the chunk size to measure next (0: none); sizes
- * double from `least` to `most` rows. Sets `*rows` to the best of the `count`
- * `trials`, in the order in which `*next` named them (0: there are none). The
- * candidates are the sizes at which the host takes at most a third of the
- * time. The best is the smallest candidate whose time is within `tolerance` of
- * the best candidate's, or the largest size if there are no candidates. */
+/* Since 6. `trials` has the `count` sizes measured so far, in the order in
+ * which `*next` named them. Sets `*next` to the chunk size to measure next (0:
+ * none); sizes double from `least` to `most` rows. Sets `*rows` to the best
+ * trial's rows (0: there are no trials). The candidates are the sizes at which
+ * the host takes at most a third of the time. The best is the smallest
+ * candidate whose time is within `tolerance` of the fastest candidate's, or the
+ * largest size if there are no candidates. */
 SLUICE_API int sluice_chunk_choice(uint64_t least, uint64_t most,
                                    double tolerance,
                                    const sluice_chunk_trial* trials,

@@ -83,7 +83,7 @@ absl::Status RemoveStale(const std::string& path) {
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode) {
   SLUICE_ASSIGN_OR_RETURN(const sockaddr_un address, AddressOf(path));
   SLUICE_ASSIGN_OR_RETURN(UniqueFd fd, MakeSocket());
-  // The mode is set before bind, so that the socket never has a wider one.
+  // The mode is set before bind, so that the socket never has a wider mode.
   if (fchmod(fd.get(), static_cast<mode_t>(mode)) != 0) {
     return ErrnoStatus(errno, "set the mode of a socket");
   }

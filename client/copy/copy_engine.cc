@@ -34,8 +34,8 @@ absl::Status Check(const CopyRequest& request) {
 
 // Measures how long compute waited for tickets. On sim the calling thread
 // computes, so the host's clock measures. On a GPU the compute stream's clock
-// measures, and a wait counts once the stream has passed it. Thread safety:
-// total by any thread, other methods by the compute thread.
+// measures, and a wait counts once the stream has passed it. Thread safety: any
+// thread may call total; the compute thread calls all other methods.
 class StallClock {
  public:
   // `compute` is the driver's own compute stream; `driver` outlives the clock.
@@ -48,7 +48,6 @@ class StallClock {
   }
   // Call Begin and End around a wait, whether it is enqueued or blocks.
   absl::Status Begin() {
-    // Without native streams (sim), the calling thread computes.
     if (!on_stream_) on_stream_ = driver_->NativeStream(compute_).ok();
     if (*on_stream_) return timer_.Begin(compute_);
     began_s_ = MonotonicSeconds();

@@ -4,7 +4,7 @@
 //
 // Issuing a request makes the copy stream wait for the events of the `after`
 // tickets, takes a grant, enqueues the copies and records the ticket's event.
-// Enqueue issues a request itself if it need not wait; others go to their
+// Enqueue issues a request that need not wait. All other requests go to their
 // direction's issuing thread, which issues them in order.
 //
 // Waits take tickets and not bare events, because CUDA treats an event that was
@@ -53,13 +53,14 @@ struct CopyPiece {
 
 struct CopyRequest {
   device::CopyDirection direction = device::CopyDirection::kHostToDevice;
-  std::vector<CopyPiece> pieces;  // valid until the ticket is reached
+  // Their memory must stay valid until the ticket is reached.
+  std::vector<CopyPiece> pieces;
   std::vector<Ticket> after;
   const char* label = "";  // name in the timeline; static storage
 };
 
-// One finished request. Times are seconds on the monotonic clock; the start is
-// accurate to about the length of a host wait.
+// One finished request. Times are seconds on the monotonic clock. The start and
+// the end are late by the time in which a waiting host thread wakes up.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;
@@ -76,7 +77,7 @@ struct CopySlack {
 
 struct CopyStats {
   Bytes h2d, d2h;
-  absl::Duration grant_wait;  // waits of the issuing threads
+  absl::Duration grant_wait;  // time issuing threads waited for grants
   // How long compute waited for tickets. If compute runs on a stream, a wait
   // counts once the stream has passed it.
   absl::Duration stall;

@@ -14,9 +14,10 @@ namespace {
 
 // The kernel's default timer slack would add 50 us to naps of 5 us.
 constexpr unsigned long kTimerSlackNs = 1'000;
-// Intervals of the checks whether a queued copy can start, and whether copies
-// that owe their grants can start. The daemon raises limits every 2 ms.
+// The interval of checks whether a queued copy can start. The daemon raises
+// limits every 2 ms.
 constexpr std::chrono::microseconds kLook{100};
+// The interval of checks whether copies that owe their grants can start.
 constexpr std::chrono::milliseconds kLookOfOwed{1};
 
 Bytes SizeOf(const CopyRequest& request) {
@@ -172,7 +173,6 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
   const Bytes size = SizeOf(item.request);
   const bool timed = timeline_ != nullptr && size > Bytes(0);
   if (granted == Bytes(0)) granted = AwaitTurn(item.request, size);
-  // A request that already has its grant does not wait.
   const bool waits = granted == Bytes(0);
   if (waits) TellDue(item, size);
   const absl::Status copied = CopyPieces(item.request, size, granted, timed);

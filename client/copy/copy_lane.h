@@ -1,9 +1,9 @@
 // One direction of the copy engine: its stream, a queue, and the thread that
 // issues queued requests. Internal to the copy engine.
 //
-// Push issues a request itself, because waking a thread costs more. A request
-// is queued only if others are, if it takes several grants, or if it has to
-// wait: for a ticket that is not recorded yet, or for a grant.
+// Push issues most requests itself, because waking a thread costs more. A
+// request is queued only if other requests are, if it takes several grants, or
+// if it waits for a ticket that is not recorded yet or for a grant.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
 // one kernel. If all those copies took their grants at once, copies that cannot
@@ -63,16 +63,16 @@ class Fault {
 // The host's clock is not used: to a host that polls, a short copy seems to
 // take no time, or as long as a nap. No method except Align waits.
 //
-// Errors: the driver's. After an error in reading times, no more are reported.
-// Thread safety: Begin and End of a direction are called by the thread that
-// issues its copies; other methods by any thread.
+// Errors: the driver's. After an error in reading times, no more times are
+// reported. Thread safety: Begin and End of a direction are called by the
+// thread that issues its copies; other methods by any thread.
 class CopyTimeline {
  public:
   // `streams[0]` copies to the GPU, `streams[1]` to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Waits for both streams and aligns the host's clock with their clocks, which
-  // drift. Call it at the start and when the host has waited for both.
+  // drift. Call it at the start and where the host waits for both anyway.
   absl::Status Align();
   // Call Begin and End around enqueuing a request's copies. Begin drops a span
   // that has begun and not ended.
@@ -175,7 +175,7 @@ class CopyLane {
   void Issue(const Item& item, Bytes granted);
   absl::Status TryIssue(const Item& item, Bytes granted);
   absl::Status AwaitTickets(const CopyRequest& request);
-  // Returns whether all tickets of other streams are reached.
+  // Returns whether all tickets of other streams in `after` are reached.
   bool AreReached(const std::vector<Ticket>& after) const;
   void TellDue(const Item& item, Bytes size);
   // `left` is the size of all pieces. If `timed`, begins the timeline's span.

@@ -1,9 +1,9 @@
 // The rank's side of swap-bandwidth grants (proto/base/grant_page.h).
 //
-// A caller with a copy above the limit naps until the daemon has raised it.
-// Bytes that are copied over the limit while the daemon is silent are forgiven:
-// they delay no later copy. Thread safety: safe, except that one thread per
-// direction calls TellDue and ForgetDue. The fast path is one atomic operation.
+// A caller with a copy above the limit naps until the daemon has raised the
+// limit. Bytes that are copied over the limit while the daemon is silent are
+// forgiven: they delay no later copy. Thread-safe, but only one thread per
+// direction may call TellDue and ForgetDue.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ class GrantGate {
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             const Clock* clock);
 
-  // Waits until the limit has room or `*cancel` is set, then takes `size` bytes
-  // of kH2d or kD2h. Returns the time waited. While the daemon is silent, the
+  // Takes `size` bytes of kH2d or kD2h, and waits until the limit has room or
+  // `*cancel` is set. Returns the time waited. While the daemon is silent, the
   // last granted rate paces copies, and after kGrantPacedFor nothing does.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {

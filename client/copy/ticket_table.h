@@ -14,8 +14,8 @@ namespace sluice::client {
 class TicketTable {
  public:
   // Drops at most two reached tickets, which keeps pace with additions. Call it
-  // before a mark of compute, so that a copy after the mark also runs after the
-  // dropped tickets.
+  // before marking compute: a copy that waits for the mark then runs after the
+  // dropped tickets too.
   void DropReached() {
     for (int i = 0; i < 2 && !open_.empty() && open_.front().done(); ++i) {
       open_.pop_front();

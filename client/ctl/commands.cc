@@ -136,9 +136,9 @@ std::string StillHeld(const Flags& flags) {
 constexpr const char* kEnter = "\x1b[?1049h\x1b[?25l";
 constexpr const char* kLeave = "\x1b[?25h\x1b[?1049l";
 
-// Once an object exists, SIGINT and SIGTERM end waits instead of the process,
-// even if they reach a thread that was started later, such as gRPC's. With
-// `q_ends` the key q ends waits too, if standard input is a terminal.
+// Once an object of this class exists, SIGINT and SIGTERM end waits instead of
+// the process, also in threads that start later, such as gRPC's. With `q_ends`
+// the key q ends waits too, if standard input is a terminal.
 class Interrupts {
  public:
   explicit Interrupts(bool q_ends = false) {
@@ -257,7 +257,7 @@ absl::StatusOr<std::string> ShowEvents(const Flags& flags) {
           const std::string lines,
           RenderEventLines(*snapshot, seen, flags.json, absl::Now()));
       std::fputs(lines.c_str(), stdout);
-      // A closed pipe ends the command, as it ends any program.
+      // A closed pipe ends the command without an error.
       if (std::fflush(stdout) != 0) return "";
     }
     if (!interrupts || !interrupts->Wait(absl::Seconds(flags.interval_s))) {

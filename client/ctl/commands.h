@@ -26,7 +26,7 @@ struct Flags {
   double seconds = 1;
   bool beside_jobs = false;
   bool keep = false;
-  // Flags of budget set, reserve, evict and drain.
+  // Flags of budget set, reserve and evict.
   std::string user;
   std::string cgroup;
   std::string job;
@@ -35,11 +35,12 @@ struct Flags {
   // Flags of reserve.
   std::optional<uint32_t> pool_gpu, pool_numa;
   std::string memory;
+  // Flags of evict and drain.
   bool kill = false;
   std::string reason;
 };
 
-// Fills in what other flags imply. Call it before a command.
+// Sets `admin` if a flag implies it, and fills in sockets. Call it first.
 void FillDefaults(Flags& flags);
 
 // These return the text to print.
@@ -47,11 +48,11 @@ using Command = absl::StatusOr<std::string>(const Flags& flags);
 Command ShowStatus, ShowJobs, ShowBandwidth, ShowPlan, ShowBudgets;
 Command WriteBundle, Measure, Forget, ChangeBudget, ReserveMemory, EvictJob,
     DrainNode, UndrainNode;
-// These print until Ctrl-C, also while the daemon is gone, and return an error
-// only if the first query fails. They handle SIGINT and SIGTERM, so call them
-// before other threads start.
+// These print once or, depending on the flags, until Ctrl-C. After the first
+// query, a failed query is no error. They handle SIGINT and SIGTERM, so call
+// them before other threads start.
 Command ShowTop, ShowEvents;
-// Prints, and returns 1 if the doctor found a problem.
+// Prints the doctor's findings. Returns 1 if one of them is a problem, else 0.
 int ShowDoctor(const Flags& flags);
 
 }  // namespace sluice::ctl

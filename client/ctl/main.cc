@@ -22,9 +22,9 @@ constexpr const char* kExamples = R"(Examples:
   sluicectl plan train --model llama-8b --hardware h100-80g --gpus 8 --seq-len 1M
   sluicectl budget set --job tune --gpu 40GiB --host unlimited
 
-Each command has its own: sluicectl budget --help. A plain user sees what is its
-own, the daemon's user everything. `budget set`, `reserve` and `evict` are for
-administrators: those who may open admin.sock.)";
+Each command has its own examples: sluicectl budget --help. A plain user sees
+only their own jobs, the daemon's user all jobs. `budget set`, `reserve` and
+`evict` are for administrators: users that may open admin.sock.)";
 
 constexpr const char* kStatusExamples = R"(Examples:
   sluicectl status
@@ -64,10 +64,10 @@ constexpr const char* kBundleExamples = R"(Examples:
   sudo sluicectl support-bundle --out /tmp/help.tar.gz
   sluicectl support-bundle --out - | tar -tz   what would be in it
 
-One archive for who is to help: status, metrics, events, the doctor's findings,
-versions, limits, the configuration without secrets, the unit's journal. It
-needs no daemon, says what it left out and why, and holds names of users, jobs
-and hosts: read it before you send it.)";
+One archive for a support request: status, metrics, events, the doctor's
+findings, versions, limits, the configuration without secrets, the unit's
+journal. It needs no daemon, says what it left out and why, and holds names of
+users, jobs and hosts: read it before you send it.)";
 
 constexpr const char* kPlanExamples = R"(Examples:
   sluicectl plan show 3                  a plan of the node's daemon
@@ -163,10 +163,12 @@ class CommandLine {
                     "the daemon's session socket (default: $SLUICE_SOCKET, "
                     "else /run/sluice/session.sock)");
     app_.add_option("--admin-socket", flags_.admin_socket,
-                    "its admin socket (default: admin.sock beside it)");
+                    "the daemon's admin socket (default: admin.sock beside the "
+                    "session socket)");
     app_.add_flag("--admin", flags_.admin,
-                  "ask the admin socket for status, jobs, budget: everybody's");
-    app_.add_flag("--json", json_is_first_, "the same as behind a command");
+                  "ask the admin socket, which shows the jobs of all users");
+    app_.add_flag("--json", json_is_first_,
+                  "the same as --json after the command");
     AddQueries();
     AddBandwidth();
     AddPlan();
@@ -211,22 +213,24 @@ class CommandLine {
     Add(app_, "status", "pools, ranks, plans, latest events", ShowStatus,
         kStatusExamples);
     Add(app_, "jobs", "one line per job", ShowJobs, kJobsExamples);
-    CLI::App& top = Add(app_, "top", "status, drawn again and again", ShowTop,
-                        kTopExamples);
-    top.add_flag("--once", flags_.once, "draw it once and end, as --json does");
+    CLI::App& top =
+        Add(app_, "top", "status, redrawn every second", ShowTop, kTopExamples);
+    top.add_flag("--once", flags_.once,
+                 "print the status once, as --json does");
     CLI::App& events =
-        Add(app_, "events", "what happened last", ShowEvents, kEventsExamples);
-    events.add_flag("--follow", flags_.follow, "also what comes, as it comes");
+        Add(app_, "events", "the latest events", ShowEvents, kEventsExamples);
+    events.add_flag("--follow", flags_.follow,
+                    "also print new events as they come");
     for (CLI::App* each : {&top, &events}) {
       each->add_option("--interval", flags_.interval_s,
-                       "seconds between two questions, 0.1 to 3600")
+                       "seconds between two queries, 0.1 to 3600")
           ->check(CLI::Range(0.1, 3600.0))
           ->capture_default_str();
     }
     Add(app_, "doctor", "is the daemon, and all it needs, well set up?",
         ShowDoctor, kDoctorExamples);
     CLI::App& bundle =
-        Add(app_, "support-bundle", "one archive for who is to help",
+        Add(app_, "support-bundle", "one archive for a support request",
             WriteBundle, kBundleExamples);
     bundle.add_option("--out", flags_.out,
                       "the archive, or - for standard output (default: "
@@ -237,33 +241,33 @@ class CommandLine {
 
   void AddBandwidth() {
     CLI::App& bandwidth =
-        Add(app_, "bandwidth", "what links carry, and who says so",
+        Add(app_, "bandwidth", "the speed of each link, and its source",
             ShowBandwidth, kBandwidthExamples);
     CLI::App& measure =
         Add(bandwidth, "measure", "copy between each GPU and host memory",
             Measure, kMeasureExamples);
     measure
         .add_option("--seconds", flags_.seconds,
-                    "that each number is averaged over, 0.1 to 60")
+                    "seconds to average each number over, 0.1 to 60")
         ->check(CLI::Range(0.1, 60.0))
         ->capture_default_str();
     measure.add_flag("--beside-jobs", flags_.beside_jobs,
-                     "also while jobs run, which it slows");
+                     "measure also while jobs run, and slow them");
     measure.add_option("--out", flags_.out,
-                       "where the configuration goes, or - for standard "
+                       "file for the configuration, or - for standard "
                        "output (default: below the table)");
     measure.add_flag("--keep", flags_.keep,
-                     "the daemon goes by it, also when it is started again");
+                     "make the daemon use the measured speeds from now on");
     Add(bandwidth, "forget", "go by the configuration alone again", Forget,
         kForgetExamples);
   }
 
   void AddPlan() {
-    CLI::App& plan =
-        *app_.add_subcommand("plan", "plans of your jobs, and plans at a desk");
+    CLI::App& plan = *app_.add_subcommand(
+        "plan", "plans of your jobs, and plans without a daemon");
     plan.footer(kPlanExamples)->fallthrough()->require_subcommand(1);
     CLI::App& show = Add(plan, "show", "one plan", ShowPlan, kShowExamples);
-    show.add_option("ID", flags_.plan, "its number in sluicectl status")
+    show.add_option("ID", flags_.plan, "the plan's number in sluicectl status")
         ->required();
     show.add_flag("--explain", flags_.explain,
                   "why, what binds, what is proved, what more would buy");
@@ -287,7 +291,7 @@ class CommandLine {
     set.add_option("--gpu,--gpu-memory", flags_.gpu,
                    "GPU memory of the node: a size, or unlimited");
     set.add_option("--host,--host-memory", flags_.host,
-                   "pinned host memory of the node, likewise");
+                   "pinned host memory of the node: a size, or unlimited");
 
     CLI::App& reserve =
         Add(app_, "reserve", "keep memory of one pool for a user",
@@ -300,7 +304,7 @@ class CommandLine {
                        "of the pinned host memory of this NUMA node");
     reserve
         .add_option("--memory", flags_.memory,
-                    "a size, or none: nothing any more")
+                    "a size, or none to end the reservation")
         ->required();
 
     CLI::App& evict = Add(app_, "evict", "end every session of a job", EvictJob,
@@ -308,18 +312,19 @@ class CommandLine {
     evict.add_option("JOB", flags_.job, "the job's label")->required();
     evict.add_option("--user", flags_.user, "only this user's job");
     evict.add_flag("--kill", flags_.kill,
-                   "also kill its processes: what they have mapped is theirs "
-                   "until they end");
+                   "also kill its processes, which hold mapped memory until "
+                   "they end");
     evict.add_option("--reason", flags_.reason, "told to the ranks");
 
     CLI::App& drain = Add(app_, "drain", "grant nothing new, until undrain",
                           DrainNode, kDrainExamples);
-    drain.add_option("--reason", flags_.reason, "told to whom is refused");
+    drain.add_option("--reason", flags_.reason,
+                     "told to ranks that are refused");
     Add(app_, "undrain", "grant again", UndrainNode,
         "Examples:\n  sluicectl undrain");
   }
 
-  CLI::App app_{"Asks the node's Sluice daemon who holds what.", "sluicectl"};
+  CLI::App app_{"Shows and administers the node's Sluice daemon.", "sluicectl"};
   Flags flags_;
   bool json_is_first_ = false;
   Runner chosen_;

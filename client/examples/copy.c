@@ -1,5 +1,5 @@
-/* Leases GPU and host memory, copies 1 MiB there and back through the copy
- * engine and checks it:
+/* Leases GPU and host memory, copies 1 MiB to the GPU and back through the copy
+ * engine, and compares the bytes:
  *     sluice-example-copy [SESSION_SOCKET]
  */
 #include <stdio.h>

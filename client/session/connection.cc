@@ -102,8 +102,8 @@ absl::Status Connection::Gone() const {
       gone_shortage_);
 }
 
-// Waits for room without send_mutex_, so that Post is not delayed on the
-// receiving thread.
+// Waits for room in the socket without holding send_mutex_, so that Post is not
+// delayed on the receiving thread.
 absl::Status Connection::SendPacket(const wire::Packet& packet,
                                     std::span<const int> fds,
                                     absl::Time deadline) {
@@ -133,7 +133,7 @@ void Connection::AwaitBriefly(uint64_t id) {
   }
 }
 
-// Waits until `end`, or longer if progress comes at least once per `timeout`.
+// Waits for the answer until `end`, or `timeout` after the last progress.
 void Connection::AwaitAnswer(uint64_t id, absl::Time end,
                              absl::Duration timeout) {
   const MonotonicClock clock;
@@ -163,7 +163,6 @@ absl::StatusOr<std::vector<wire::Message>> Connection::Call(
       const wire::Packet packet,
       Add(request, std::move(fds), PendingCalls::Waits::kCaller));
   const uint64_t id = packet.id();
-  // One deadline covers sending and the answer.
   const absl::Time end = MonotonicClock().Now() + timeout;
   const absl::Status sent = SendPacket(packet, sent_fds, end);
   MutexLock lock(mutex_);
@@ -244,7 +243,7 @@ void Connection::Disconnect(const std::string& reason, Shortage shortage) {
     gone_ = true;
     gone_reason_ = reason;
     gone_shortage_ = shortage;
-    // on_gone_ is not called if this side closed the session, or none was open.
+    // on_gone_ is only called for an open session that this side did not close.
     told = closing_ || generation_ == 0;
   }
   changed_.NotifyAll();

@@ -101,7 +101,7 @@ class PendingCalls {
     }
   }
   // Sends the marked requests in the order of their ids, until `send` returns
-  // ResourceExhausted. The next call sends the rest.
+  // ResourceExhausted. The next call sends the remaining requests.
   using Send = absl::FunctionRef<absl::Status(const wire::Packet&,
                                               std::span<const int>)>;
   void SendUnsent(Send send);
@@ -156,7 +156,7 @@ class Connection {
   // sent, because the daemon does not read or answer.
   absl::Status Post(const wire::Request& request);
 
-  // Call it if systemd or a keeper holds the socket when the daemon dies.
+  // Call it if systemd or a keeper keeps the socket open when the daemon dies.
   void SetKept() { kept_ = true; }
 
   bool Awaits(wire::Request::BodyCase kind) {
@@ -216,8 +216,8 @@ class Connection {
   std::thread thread_;  // last, because it uses all members above
 };
 
-// Marks a fault that the daemon reported. `shortage` names the resource that
-// ran out (empty: none).
+// Marks `fault`, which the daemon reported, with the resource that `shortage`
+// names (empty: none).
 absl::Status FromDaemon(const absl::Status& fault, const std::string& shortage);
 
 }  // namespace sluice::client

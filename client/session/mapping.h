@@ -38,17 +38,17 @@ class Mapping {
       SLUICE_RETURN_IF_ERROR(mapping->MapExtent(extent));
     }
     SLUICE_RETURN_IF_ERROR(driver->SetAccess(base, size, device));
-    // A forked child would keep the memory alive. The kernel may refuse this
-    // for memory of a real GPU, which a fork cannot copy anyway.
+    // A forked child would keep the memory alive. The kernel may refuse
+    // MADV_DONTFORK for memory of a real GPU, which a fork cannot copy anyway.
     madvise(base, size.size(), MADV_DONTFORK);
     // A core dump would write gigabytes of activations to a disk.
     madvise(base, size.size(), MADV_DONTDUMP);
     return mapping;
   }
   ~Mapping() {
-    // Unmaps in one call, because unmapping extents one by one would pin the
-    // rest again each time. On a lost device the calls fail, and the memory is
-    // gone anyway.
+    // Unmaps in one call, because unmapping one extent would pin the remaining
+    // extents again. On a lost device the calls fail, and the memory is gone
+    // anyway.
     if (mapped_ > Bytes(0)) driver_->Unmap(base_, mapped_).IgnoreError();
     driver_->FreeReservation(base_, size_).IgnoreError();
   }

@@ -93,7 +93,7 @@ bool DaemonListens(const std::string& socket) {
   return wire::Connect(Resolved(socket)).ok();
 }
 
-// Asks again if the daemon dies, because an observer's session ends with it.
+// Asks again if the daemon dies, which ends an observer's session.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id) {
   for (int again = 0;; ++again) {

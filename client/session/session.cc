@@ -52,7 +52,7 @@ absl::StatusOr<std::shared_ptr<void>> MapPage(const UniqueFd& fd, size_t size,
   // Reading beyond the end of the file would raise SIGBUS.
   if (static_cast<size_t>(info.st_size) < size) {
     return absl::InvalidArgumentError(fmt::format(
-        "a grant page of {} bytes, it needs {}: install the same version of "
+        "a grant page has {} bytes and needs {}: install the same version of "
         "sluiced and libsluice",
         info.st_size, size));
   }
@@ -264,7 +264,7 @@ class SessionImpl final : public Session {
   // earlier profile, and the connection sends the profile again.
   void OnTakenOver(const wire::Message& message) {
     const wire::TakenOver& told = message.packet.event().taken_over();
-    if (shared_gate_ == nullptr) return;  // as in OnChanged
+    if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
     if (connection_->Awaits(wire::Request::kSubmitProfile)) return;
     inbox_.Put(
         told.plan_id() != 0
@@ -394,7 +394,7 @@ absl::Status SessionImpl::LeaseInto(LeasedRegion& region,
 
 absl::Status SessionImpl::LeaseOfAllNodes(LeasedRegion& region, Bytes size,
                                           const absl::Status& refused) {
-  // A refusal does not state how much there is, so halves are tried.
+  // A refusal does not state how much memory there is, so halves are tried.
   const Bytes unit = welcome_.limits.granularity;
   const Bytes least = RoundUp(size / 32, unit);
   for (uint64_t i = 0; i < welcome_.numa_nodes; ++i) {
@@ -557,7 +557,7 @@ absl::Status FindGpu(SessionOptions& options) {
   // The daemon will refuse the number.
   if (uuid.empty()) return absl::OkStatus();
   return absl::NotFoundError(fmt::format(
-      "{} is not among the {} GPUs of the daemon at {} ({}): start that one "
+      "{} is not among the {} GPUs of the daemon at {} ({}): start that daemon "
       "where this GPU is visible, or use a daemon that serves it",
       uuid, gpus.size(), options.socket, has));
 }

@@ -32,9 +32,9 @@ struct SessionOptions {
   // Used instead of `gpu` if set. CUDA_VISIBLE_DEVICES does not affect a UUID.
   std::string gpu_uuid;
   // How long a lease may wait for memory; zero: not at all. Leases are served
-  // in order, but smaller ones may pass in the first half of the wait. The
-  // daemon's longest_wait_s and number of waiting leases are upper limits.
-  // DeadlineExceeded names the first lease in the queue.
+  // in order, but smaller leases may pass this one in the first half of its
+  // wait. The daemon's longest_wait_s limits the wait. DeadlineExceeded names
+  // the first lease in the queue.
   absl::Duration lease_wait = absl::ZeroDuration();
   // How long the daemon may be silent about a lease. The progress that it sends
   // while it makes memory restarts this time.
@@ -84,7 +84,7 @@ struct NodeLimits {
 class Session {
  public:
   // NotFound, Unavailable: no daemon listens at the socket; the message states
-  // what to do. InvalidArgument: no daemon would accept an option.
+  // what to do. InvalidArgument: an option has a value that no daemon accepts.
   static absl::StatusOr<std::unique_ptr<Session>> Open(
       const SessionOptions& options);
   virtual ~Session() = default;

@@ -15,7 +15,7 @@ struct Welcome {
   bool kept = false;  // if true, the socket stays open when the daemon dies
   NodeLimits limits;
   uint64_t numa_nodes = 0;  // number of NUMA nodes with host memory
-  Bytes borrowable;         // free host memory of the other NUMA nodes
+  Bytes borrowable;  // free host memory of NUMA nodes other than the GPU's
   std::string sim_directory;
   std::string gpu_uuid;                // of the session's GPU
   device::HostMemoryKind host_memory;  // kind of the daemon's host memory

@@ -20,15 +20,15 @@ struct StepperContext;
 
 struct BannerFacts {
   RunOptions options;
-  std::string attention;  // the kernel
+  std::string attention;  // the attention kernel's name
   int ranks = 1;
   std::string cut;  // reason for the settings; empty: the user gave them
-  std::vector<plan::ClassPlan> classes;    // empty: a baseline
+  std::vector<plan::ClassPlan> classes;    // empty for a baseline
   std::optional<stream::StepPrice> price;  // of one sequence
   std::string gpu;                         // "GPU 0"
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
-  std::optional<Bytes> transient;  // planned; unset: not known yet
+  std::optional<Bytes> transient;  // the planned peak; unset: unknown yet
   Bytes host, host_limit;          // both 0: the method needs none
   // Times of a calibrated step; 0 if they are not known before the first step.
   double compute_s = 0, copy_s = 0;

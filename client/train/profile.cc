@@ -1,6 +1,6 @@
 // `sluice-train profile`. All ranks measure at once, so links are measured as
-// in a step. A GPU's kernels are timed by the stream's clock in bf16, those of
-// a simulated node by the host's in fp32.
+// in a step. A GPU's kernels run in bf16 and are timed by the stream's clock. A
+// simulated node's kernels run in fp32 and are timed by the host's clock.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
@@ -34,15 +34,15 @@ namespace {
 constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
 // A rank's figures by name, or averages over ranks: FLOPs per second of
-// kernels, bytes per second of memory and links.
+// kernels, bytes per second of memory and links, sizes in bytes.
 using Figures = std::map<std::string, double>;
 
 struct Run {
   double work = 0, seconds = 0;
   double rate() const { return work / seconds; }
 };
-// A shorter run is measured again at twice the size, if there is room, because
-// a GPU is faster than a CPU.
+// A shorter run is measured again at twice the size, if there is room: on a
+// fast device the start of a kernel would dominate.
 constexpr double kEnough = 2e-3;  // seconds
 
 // The measured device: the CPU in fp32, or a GPU in bf16.
@@ -204,7 +204,6 @@ absl::StatusOr<double> AttentionRate(Machine& machine, int64_t dim,
       });
 }
 
-// Measures what needs one rank only: matmul, attention, memory.
 absl::Status MeasureKernels(Machine& machine, Figures& m) {
   SLUICE_ASSIGN_OR_RETURN(m["matmul"], MatmulRate(machine, machine.type()));
   m["matmul_fp32"] = m["matmul"];
@@ -235,7 +234,7 @@ absl::Status MeasureKernels(Machine& machine, Figures& m) {
 
 constexpr Bytes kCopied = MiB(16);       // a copy over a link
 constexpr int kInARow = 4;               // copies in a row
-constexpr int64_t kExchanged = 1 << 20;  // elements per rank, all-to-all
+constexpr int64_t kExchanged = 1 << 20;  // elements of a rank's all-to-all
 
 // Times several copies in a row, as in a step, from their request until compute
 // may continue. A single copy's time would mostly be the wait for its start.
@@ -276,7 +275,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   SLUICE_ASSIGN_OR_RETURN(const auto host, memory.LeaseHost(size));
   at::Tensor on_gpu;
   std::byte* device = memory.data();
-  if (machine.real()) {  // torch allocates in the region
+  if (machine.real()) {  // torch's allocator owns the region
     on_gpu = at::empty({size.count()}, machine.On(at::kByte));
     device = static_cast<std::byte*>(on_gpu.data_ptr());
   }
@@ -292,7 +291,7 @@ absl::Status MeasureCopies(Machine& machine, runtime::Collectives* collectives,
   return absl::OkStatus();
 }
 
-// Runs an all-to-all of `elements` per rank; counts the bytes sent to others.
+// Runs an all-to-all of `elements` per rank; counts bytes sent to other ranks.
 absl::StatusOr<Run> Exchange(Machine& machine,
                              runtime::Collectives& collectives,
                              int64_t elements) {

@@ -79,12 +79,12 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
   if (!IsSimulated(limits.driver) && place.ranks > 1) {
     return BadInput(
         "{} ranks of this run are on GPU {}, and NCCL takes one on each GPU: "
-        "start as many --ranks as there are GPUs, or name another for each by "
-        "--gpu",
+        "start as many --ranks as there are GPUs, or name one GPU for each "
+        "rank by --gpu",
         place.ranks, place.gpu);
   }
-  // Launches from the other socket arrive late, and its caches are far from the
-  // pages that the GPU copies.
+  // Kernel launches from another CPU socket arrive late, and that socket's
+  // caches are far from the pages that the GPU copies.
   if (!IsSimulated(limits.driver)) StayOn(CoresOfSocket(limits.numa));
   runtime::RankMemory::Options memory{
       .session = *std::move(opened),
@@ -114,8 +114,8 @@ absl::StatusOr<std::unique_ptr<runtime::RankMemory>> OpenMemory(
 
 // Tells the rank's watch when collectives begin and end, so that the watchdog
 // can distinguish a waiting rank from the rank that it waits for. Does not
-// report tensors of other devices, which `real` passes to another
-// WatchedCollectives.
+// report collectives of tensors on other devices than `device`: `real` passes
+// them to another WatchedCollectives.
 class WatchedCollectives final : public runtime::Collectives {
  public:
   // `watch` outlives this.
@@ -188,7 +188,7 @@ class RankRun {
   }
 
   int Run() {
-    // Other commands do not check for a stop at a step's end and save nothing.
+    // Only train checks for a stop at a step's end, and only train saves.
     if (options_.command == Command::kTrain) InstallStopSignals();
     const absl::Status worked =
         runtime::CatchStatus(fmt::format("rank {}", environment_.rank),
@@ -236,7 +236,6 @@ class RankRun {
         .hbm();
   }
 
-  // Checks before allocating that the states fit.
   absl::Status CheckStates(Bytes memory) const {
     if (options_.command != Command::kTrain) return absl::OkStatus();
     const Bytes states = StatesIn(report_.states);
@@ -430,7 +429,7 @@ class RankRun {
                                        : options_.socket,
                          .limits = {options_.late_after, options_.end_after},
                          .rank = environment_.rank};
-    // One rank per node of a training run reports on its daemon.
+    // One rank per node of a training run reports on the node's daemon.
     if (trains && environment_.local_rank == 0) {
       o.daemon_answers = [this] {
         return client::DaemonListens(options_.socket);
@@ -444,7 +443,7 @@ class RankRun {
     return o;
   }
 
-  // Writes the result file, or prints if that fails or there is no launcher.
+  // Writes the result file; prints the result without a launcher or on failure.
   void Tell(const absl::Status& status, const std::string& report,
             bool interrupted) {
     if (!environment_.result_file.empty() &&
@@ -476,7 +475,7 @@ class RankRun {
   RunReport report_;
   CheckReport check_;
   std::string machine_;               // MeasureMachine's TOML
-  std::atomic<bool> telling_{false};  // set by the result's writer
+  std::atomic<bool> telling_{false};  // set by the thread that tells the result
   RankWatch progress_;
   PeerWatch watch_;
   std::unique_ptr<PeerLine> line_;  // null before OpenLine

@@ -1,7 +1,6 @@
-// What a run reports: each step's figures, as the progress line for people and
-// in the JSONL file for programs; the object for --json; the timeline of one
-// step for the demo's report (compute, copies, and the live blocks of HBM); and
-// why a loss or gradient is not finite.
+// What a run reports: each step's figures (progress line and JSONL file), the
+// object of --json, the timeline of one step for the demo's report, and why a
+// loss or gradient is not finite.
 // Thread safety: one thread.
 #pragma once
 
@@ -36,7 +35,7 @@ class FlatModel;
 
 struct SaveReport {
   int64_t done = 0, failed = 0;
-  int64_t last_step = 0;                     // of the last save, if any is done
+  int64_t last_step = 0;                     // of the last successful save
   int64_t failed_step = 0;                   // the last step with a failed save
   std::string limited_by = "none", failure;  // of the last failure
 };
@@ -44,7 +43,7 @@ struct SaveReport {
 struct RunReport {
   std::string run;  // the run's id
   std::string method;
-  std::string attention;  // the kernel; empty if the run failed too early
+  std::string attention;  // the kernel; empty: the run failed early
   int64_t seq_len = 0;
   int ranks = 1;
   int64_t steps = 0;  // run by this invocation
@@ -57,10 +56,10 @@ struct RunReport {
   double alpha = 0;  // of this rank
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // unset for a baseline
-  std::optional<stream::StepPrice> price;    // of one sequence, as settings
-  std::string settings_why;                  // empty: the user gave them
+  std::optional<stream::StepPrice> price;    // of one sequence; unset likewise
+  std::string settings_why;  // reason for `settings`; empty: the user gave them
   stream::StatePlace states = stream::StatePlace::kHbm;  // optimizer states
-  std::string states_why;  // reason for kHost; empty: the user chose it
+  std::string states_why;  // reason for kHost, if the run chose it
   runtime::PlanSummary plan;
   std::vector<runtime::PlanChangeRecord> plan_changes;
   SaveReport saves;
@@ -73,7 +72,7 @@ struct RunReport {
   bool interrupted = false;
 };
 
-// `status` gives fits, limited_by and message.
+// `status` gives ok, fits, limited_by and message.
 std::string ToJson(const RunReport& report, const absl::Status& status);
 
 // One step's figures, over all ranks unless said otherwise.
@@ -100,7 +99,7 @@ struct StepMetrics {
 
 // A file of one JSON object per line. If the disk is full, lines wait and are
 // written before the next one. So no line stays cut in two, and none is lost
-// while fewer than 1 MiB wait. A full disk does not end a run.
+// while less than 1 MiB of lines waits. A full disk does not end a run.
 class JsonlFile {
  public:
   // Appends to an existing file, because a resumed run goes on in the same log.

@@ -1,11 +1,11 @@
 // The training loop of one rank.
 //
-// A step is batch x accumulate sequences, one after the other: a streamed
-// sequence fills the rings by itself, so batching rows of several would gain
-// nothing. Their gradients add up, divided by the number of labels of all
-// sequences. The update may end in the next step's forward (adamw.h); a save, a
-// new plan and the run's end wait for it. Every decision that all ranks must
-// share (stop on NaN, stop on Ctrl-C) is made from sums that all of them have.
+// A step is batch x accumulate sequences, one after the other, because batching
+// the rows of several streamed sequences would gain nothing. The gradients of
+// all sequences add up, divided by the number of all their labels. The update
+// may end in the next step's forward (adamw.h); a save, a new plan and the
+// run's end wait for it. Every decision that all ranks must share (stop on NaN,
+// stop on Ctrl-C) is made from sums that all of them have.
 #include <ATen/Context.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -61,7 +61,7 @@ class Trainer {
     Bytes host;
     bool stop = false;
     Bytes hbm_peak;
-    std::vector<bool> takes;  // by rank: takes a new plan after this step
+    std::vector<bool> takes;  // by rank: whether it takes a new plan now
   };
 
   absl::Status PrepareData() {
@@ -181,7 +181,7 @@ class Trainer {
     return resumed_->LoadWeights(*context_.weights, *context_.stage);
   }
 
-  // Claims the folder once all ranks agree on the checkpoint and the text.
+  // Claims the --save folder once all ranks agree on checkpoint and text.
   absl::Status PrepareSaver() {
     const RunOptions& o = *context_.options;
     const std::string own =
@@ -630,9 +630,9 @@ class Trainer {
   absl::Status failure_;                // of the last save, on all ranks
   std::optional<Checkpoint> resumed_;
   at::Tensor tokens_, labels_;
-  std::vector<int64_t> dealt_, dealt_labels_;  // copies in CPU memory
+  std::vector<int64_t> dealt_, dealt_labels_;  // tokens_, labels_ on the CPU
   StateFile state_;
-  int64_t next_token_ = 0;           // after this step
+  int64_t next_token_ = 0;           // state_.next_token after this step
   client::CopyStats copies_before_;  // before the step
   int64_t mismatches_before_ = 0;
   double seconds_ = 0;  // of all steps of this run

@@ -13,7 +13,7 @@ import subprocess
 # recomputation.
 METHODS = ["ulysses", "alst", "sluice"]
 QUESTION = {"model": "llama-8b", "hardware": "h100-80g", "gpus": 8}
-SHORT = 1 << 20
+SHORT = 1 << 20  # tokens, at which the MFU of all methods is shown
 
 
 class DeskFailed(Exception):

@@ -90,7 +90,7 @@ class Trainer:
 
 
 def read_object(output, fits):
-    """Returns the last object, which must agree with the status."""
+    """Returns the last JSON object of `output`; its "fits" must be `fits`."""
     for line in reversed(output.strip().splitlines()):
         if line.startswith("{"):
             result = json.loads(line)
@@ -108,7 +108,7 @@ def last_line(path):
 
 
 def follow_lines(path, on_object, done):
-    """Follows a growing file until `done` is set and the whole file is read."""
+    """Calls on_object for each JSON line of a growing file, until `done`."""
     position, rest = 0, ""
     while True:
         last = done.is_set()

@@ -4,7 +4,7 @@
 Compiles, without output, the sources of BUILD that include proto/base/mutex.h;
 no other source can touch a guarded member or hold a lock. Tests are left out
 without --tests.
-A complaint is an error.
+Any warning is an error.
 
 --besides: a build by clang with -Wthread-safety and -Werror. Sources that it
 has compiled since the last change of a header are left out here.

@@ -183,7 +183,7 @@ def page(dashboard, prometheus):
              + time.strftime("%Y-%m-%d %H:%M:%S to ",
                              time.localtime(prometheus.begin))
              + time.strftime("%H:%M:%S", time.localtime(prometheus.end))
-             + "; the number beside each name is its last</p>"]
+             + "; the number beside each name is its last value</p>"]
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             parts.append("</div>" if len(parts) > 1 else "")
@@ -203,7 +203,7 @@ def main():
     parser.add_argument("--out", required=True, metavar="FILE")
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--instance", default=".*", metavar="REGEX",
-                        help="of the nodes that are drawn; default: all")
+                        help="the instances (nodes) to draw; default: all")
     arguments = parser.parse_args()
     if not arguments.minutes > 0:
         parser.error(f"--minutes {arguments.minutes}: must be above 0")

@@ -39,7 +39,8 @@ def write(build: pathlib.Path, folder: pathlib.Path,
     `carried` are Debian's own files that are distributed unchanged.
 
     Raises:
-        RuntimeError: a file of no package, or a package without a licence.
+        RuntimeError: nothing was linked, or a file is of no package.
+        OSError: a package has no licence file.
     """
     packages = sorted(_packages(
         _files(build) | {str(path.resolve()) for path in carried}))

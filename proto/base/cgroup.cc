@@ -48,7 +48,7 @@ void LowerByGroups(std::optional<MemoryLimit>& smallest,
     Lower(smallest, mounted + path + file);
   }
   Lower(smallest, mounted + file);
-  // For cgroup v1 this file states the limits of groups above the mount.
+  // In cgroup v1, memory.stat states the limits of groups above the mount.
   Lower(smallest, own + "/memory.stat", "hierarchical_memory_limit");
 }
 

@@ -10,8 +10,8 @@
 namespace sluice {
 
 // Returns a descriptor of a process, which is readable once the process has
-// ended and, unlike a pid, never refers to another one. Returns none and sets
-// errno if there is no such process (ESRCH), this process has no free
+// ended and, unlike a pid, never refers to another process. Returns none and
+// sets errno if there is no such process (ESRCH), this process has no free
 // descriptor, or a sandbox or an old kernel refuses pidfds.
 UniqueFd PidfdOf(pid_t pid);
 

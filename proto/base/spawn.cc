@@ -57,8 +57,8 @@ void SetAttributes(const SpawnOptions& options, posix_spawnattr_t* attributes) {
 
 constexpr int kSliceMs = 100;
 
-// Starts the program in this process group, so that Ctrl-C ends it even if this
-// process defers its end.
+// Starts the program in this process group, so that Ctrl-C ends the program
+// even if this process defers the signal.
 absl::StatusOr<pid_t> StartProgram(const std::vector<std::string>& words,
                                    const UniqueFd& in, const UniqueFd& out,
                                    const UniqueFd& err) {

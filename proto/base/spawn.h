@@ -19,7 +19,7 @@ struct SpawnOptions {
   // order. A descriptor that keeps its number loses close-on-exec.
   std::vector<std::pair<int, int>> files;
   std::vector<std::string> environment;  // "KEY=value"; empty: inherited
-  std::vector<int> blocked;              // signals that stay blocked
+  std::vector<int> blocked;              // signals blocked in the child
   // The child's disposition of signals that this process ignores or catches.
   enum class Signals { kAsHere, kDefaultPipe, kDefault };
   Signals signals = Signals::kAsHere;

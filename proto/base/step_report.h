@@ -11,7 +11,7 @@ namespace sluice {
 // Sums over all steps that a session has reported. If the daemon misses a
 // report, the sums of the next report include its figures.
 struct StepTotals {
-  int64_t reports = 0;  // including this one
+  int64_t reports = 0;  // including the report with these sums
   Bytes h2d, d2h;
   double stall_seconds = 0, grant_wait_seconds = 0;
   int64_t tokens = 0;
@@ -29,7 +29,7 @@ struct StepReport {
   Bytes hbm_peak, host_peak;
   int64_t tokens = 0;
   double loss = 0;              // may be NaN
-  int64_t plan_mismatches = 0;  // in this step
+  int64_t plan_mismatches = 0;  // allocations that differ from the plan
   // Set by the session, which ignores the caller's values. `reports` is 0 if
   // the client sends no totals; the daemon then adds up the reports itself.
   StepTotals totals;

@@ -55,7 +55,6 @@ class Table {
     Note(key);
     return at->second;
   }
-  // Inserts the row if it does not exist.
   Row& Put(const Key& key) {
     Note(key);
     return rows_[key];

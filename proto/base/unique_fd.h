@@ -34,10 +34,9 @@ inline absl::StatusOr<SharedFd> ToShared(absl::StatusOr<UniqueFd> fd) {
   return std::make_shared<const UniqueFd>(*std::move(fd));
 }
 
-// A reserve descriptor for an event loop that has no free one. A connection
-// that cannot be accepted would wake the loop again and again, so the loop
-// closes the spare, accepts the connection and refuses it. Thread safety: one
-// owner.
+// A reserve descriptor for an event loop without a free one. A connection that
+// cannot be accepted would wake the loop again and again, so the loop closes
+// the spare, accepts the connection and refuses it. Thread safety: one owner.
 class SpareFd {
  public:
   SpareFd() { Refill(); }

@@ -124,7 +124,7 @@ absl::Status Misuse(CLI::App& app, const CLI::ParseError& error) {
   const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error);
   const std::vector<std::string> left = app.remaining(true);
   std::string what = Printable(FirstLine(error.what()));
-  // If a word is missing and another word is unknown, name the unknown one.
+  // If a word is missing and another word is unknown, name the unknown word.
   if ((missing || extra) && !left.empty()) {
     what = Unknown(*at, left.front());
   } else if (missing && !Commands(*at).empty()) {

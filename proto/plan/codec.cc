@@ -44,7 +44,8 @@ class Fields {
 
   bool reads() const { return in_ != nullptr; }
   bool ok() const { return in_ == nullptr || in_->ok(); }
-  // Returns whether to visit an optional field: in writing if it is `set`.
+  // Returns whether to visit an optional field: when reading, if the object has
+  // it; when writing, if it is `set`.
   bool Has(const char* key, bool set) const {
     return reads() ? in_->Has(key) : set;
   }
@@ -286,7 +287,7 @@ void VisitKinds(Fields& io, std::vector<LayerKind>& kinds) {
   if (kinds.empty()) io.Refuse("kinds", "is empty");
 }
 
-// Visits the name of a class, and its kind unless that is kOneKind.
+// Visits the name of a class, and its kind unless the kind is kOneKind.
 void VisitClassName(Fields& io, auto& of_class) {
   if (io.Has("kind", of_class.kind != kOneKind)) {
     io("kind", of_class.kind, kMaxNameBytes);

@@ -37,7 +37,7 @@ class FieldReader {
   std::string Choice(const char* key,
                      std::initializer_list<std::string_view> choices);
   FieldReader Object(const char* key);
-  // Returns whether the field exists. The functions above refuse a missing one.
+  // Returns whether the field exists. The functions above require it.
   bool Has(const char* key) const {
     return ok() && json_.is_object() && json_.contains(key);
   }

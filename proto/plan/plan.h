@@ -26,8 +26,8 @@ struct Placement {
 
 struct SegmentPlan {
   std::string name;     // SegmentKind::name
-  Bytes base;           // offset in the transient region (level 2)
-  Placement placement;  // inside the segment (level 1)
+  Bytes base;           // offset in the transient region
+  Placement placement;  // inside the segment
   bool operator==(const SegmentPlan&) const = default;
 };
 

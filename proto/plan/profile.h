@@ -58,19 +58,19 @@ struct SegmentKind {
   int64_t executions = 0;  // in one step of this rank
 };
 
-inline constexpr const char* kOneKind = "layer";  // a rank's only kind
+inline constexpr const char* kOneKind = "layer";  // name of a rank's only kind
 
 // A group of equal layers of a rank: dense or with experts, with windowed or
-// full attention, frozen. Each kind has its own windows and traffic: at most
-// two chunks are in flight, so a layer's copies hide only behind that layer's
-// compute.
+// full attention, frozen. Each kind has its own copy windows and traffic: at
+// most two chunks are in flight, so a layer's copies hide only behind that
+// layer's compute.
 struct LayerKind {
   std::string name = kOneKind;
   int64_t layers = 0;
   // Layers that keep their skeletal tensors on the GPU (MEMO's last two).
   int64_t resident_layers = 0;
-  // Windows: measured seconds of one layer's passes, including waits. 0 for a
-  // pass that copies nothing, such as the backward of frozen layers.
+  // Copy windows: measured seconds of one layer's passes, including waits. 0
+  // for a pass that copies nothing, such as the backward of frozen layers.
   double forward_layer_seconds = 0;
   double backward_layer_seconds = 0;
   // Traffic per layer that does not depend on the plan (k/v re-reads, dq).
@@ -87,7 +87,7 @@ struct SkeletalClass {
   std::string name;             // "layer_input", "attention_output", "ffn_up"
   std::string kind = kOneKind;  // LayerKind::name
   Bytes bytes_per_layer;        // of this rank, for all its tokens
-  // To recompute one layer, for all tokens, from the layer's input.
+  // Seconds to recompute the class (all tokens) of one layer from its input.
   double recompute_seconds = 0;
   bool must_swap = false;  // set for layer input, attention output, lse
   // True if `…_fixed` of the kind contains this class's copies, which happen

@@ -14,19 +14,19 @@
 namespace sluice::plan {
 
 // A link between host and GPUs, with speeds measured under contention. A rank
-// may copy over several, such as its own PCIe port and a shared switch.
+// may copy over several links, such as its own PCIe port and a shared switch.
 struct LinkCapacity {
   std::string name;
   double h2d_bytes_per_second = 0;  // > 0
   double d2h_bytes_per_second = 0;  // > 0
   std::vector<size_t> profiles;  // positions of ranks in PlanRequest::profiles
-  // Limit of the sum of both directions, > 0, in addition to those above.
+  // Limit of the sum of both directions, > 0, besides the limit of each.
   std::optional<double> both_bytes_per_second = std::nullopt;
   bool operator==(const LinkCapacity&) const = default;
 };
 
 // A limit on the host memory that some ranks hold together: "host of NUMA node
-// 0", "host budget of job x". A rank may be subject to several.
+// 0", "host budget of job x". A rank may be subject to several limits.
 struct HostLimit {
   std::string name;
   Bytes bytes;

@@ -16,7 +16,7 @@
 namespace sluice::plan {
 namespace {
 
-// More buffers are not compared pair by pair: 70,000 would take seconds.
+// Larger traces are not compared pair by pair: 70,000 buffers take seconds.
 constexpr size_t kMostInPairs = 2000;
 
 constexpr double kTolerance = 1e-6;  // relative, of measured rates

@@ -43,9 +43,9 @@ constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
 enum class Repeat { kHarmless, kNot };
 
-// Makes one call, even across daemons. If a daemon dies, a call that was not
-// sent waits for the next one; a call that was sent is sent again if that is
-// harmless.
+// Makes one call, also if the daemon dies and another one takes its place. A
+// call that was not sent waits for the next daemon. A call that was sent is
+// sent again if that is harmless.
 template <typename Request, typename Reply>
 absl::StatusOr<Reply> Call(const std::string& path,
                            grpc::Status (Admin::Stub::*method)(
@@ -155,7 +155,8 @@ absl::StatusOr<uint32_t> Drain(const std::string& admin_socket,
 }
 
 absl::Status Undrain(const std::string& admin_socket) {
-  // Not repeated: the second call would be refused, as the node is not drained.
+  // Not repeated: the second call would be refused, as the node is no longer
+  // drained.
   return Call(admin_socket, &Admin::Stub::Undrain, admin::UndrainRequest(),
               Repeat::kNot)
       .status();

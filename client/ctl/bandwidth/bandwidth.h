@@ -36,7 +36,7 @@ absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
 // ---- Links: pure functions ----
 //
 // A link above several links is measured by all GPUs below it at once. It is a
-// limit if it carries less than 0.95 of what the links below carry.
+// limit if it carries less than 0.95 of what the links below carry in sum.
 
 // Speeds in bytes per second.
 struct MeasuredSpeeds {
@@ -50,7 +50,7 @@ struct MeasurableLink {
   std::string name;
   std::optional<size_t> parent;  // index in the same list
   std::vector<size_t> gpus;      // the GPUs that copy over this link
-  // False if the link has no GPUs, or the same GPUs as one link below.
+  // False if the link has no GPUs, or the same GPUs as a link directly below.
   bool measurable = false;
   std::optional<MeasuredSpeeds> measured;
   LinkLimits set;        // the limits before measuring
@@ -67,8 +67,7 @@ struct MeasurableNode {
   bool keeps = false;              // whether the daemon can keep measurements
 };
 
-// InvalidArgument: the snapshot (daemon/README.md) of an older daemon has no
-// links.
+// InvalidArgument: the snapshot (daemon/README.md) is of another version.
 absl::StatusOr<MeasurableNode> ReadLinks(const std::string& snapshot);
 
 std::map<std::string, LinkLimits> LimitsOf(const MeasurableNode& node);

@@ -21,8 +21,8 @@ namespace sluice::ctl {
 
 class CopyFlow {
  public:
-  // Both addresses must outlive the flow. No other flow may write the memory
-  // that this flow reads, or use the memory that it writes.
+  // The memory at both addresses must outlive the flow. No other flow may write
+  // the memory that this flow reads, or use the memory that it writes.
   struct Range {
     DeviceIndex device;
     device::CopyDirection direction;
@@ -79,9 +79,9 @@ class CopyFlow {
   double rate() const { return rate_; }
 
  private:
-  // Copies in flight. No link ends as many between two calls of Go.
+  // Copies in flight: enough to keep a link busy between two calls of Go.
   static constexpr size_t kAhead = 6;
-  static constexpr int kLeastCopies = 8;  // copies per measured number
+  static constexpr int kLeastCopies = 8;  // minimum per measured speed
 
   // Enqueues a copy, and reuses the event of the oldest copy, which has ended.
   absl::Status Enqueue() {

@@ -14,9 +14,10 @@ namespace {
 
 using nlohmann::json;
 
-// A link limits a direction if it carries less than this part of what the links
-// below carry, and both directions if they carry less than this part of their
-// sum.
+// A link limits one direction if it carries less than this part of what the
+// links below carry in that direction. It limits both directions together if,
+// while both are busy, it carries less than this part of its two directions
+// measured alone, and of what the links below carry while both are busy.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {

@@ -29,8 +29,8 @@ using device::CopyDirection;
 // Large enough to hide a copy's fixed cost, small enough for slow links.
 constexpr Bytes kMostCopy = MiB(4);
 constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
-// A rank on one GPU, with a little memory of the GPU and of the host near it.
-// It copies as a rank does, in leased memory, but waits for no grants.
+// A session on one GPU, with a little leased memory of the GPU and of its NUMA
+// node. Its copies wait for no grants, unlike those of a training rank.
 struct MeteredGpu {
   std::unique_ptr<client::Session> session;
   std::unique_ptr<client::Region> device, host;
@@ -55,7 +55,7 @@ absl::StatusOr<MeteredGpu> Attach(const std::string& socket,
       std::max(unit, std::min(kMostMemory, Bytes(gpu_free[gpu] / 2)));
   SLUICE_ASSIGN_OR_RETURN(made.device, made.session->LeaseGpu(memory));
   SLUICE_ASSIGN_OR_RETURN(made.host, made.session->LeaseHost(memory));
-  // Makes the kernel allocate the pages now, so that the first copies do not.
+  // Makes the kernel allocate the pages now, so that no copy waits for it.
   std::memset(made.host->data(), 1, made.host->size().size());
   return made;
 }
@@ -64,7 +64,7 @@ struct Rates {
   double h2d = 0, d2h = 0;
 };
 
-// Lets the GPUs `which` copy at once, and returns the sums of their speeds.
+// Lets the GPUs `which` copy at once; returns each direction's summed speed.
 absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
                                  const std::vector<size_t>& which,
                                  absl::Duration window, bool h2d, bool d2h) {
@@ -117,8 +117,8 @@ absl::Status MayMeasure(const MeasurableNode& node, bool beside_jobs) {
   const auto shown = std::min<ptrdiff_t>(3, std::ssize(node.jobs));
   const bool one = node.jobs.size() == 1;
   return absl::FailedPreconditionError(fmt::format(
-      "{} job{} {} ranks here ({}{}): their copies and these would slow each "
-      "other down; wait for {}, or give --beside-jobs",
+      "{} job{} {} ranks here ({}{}): their copies and the measurement "
+      "would slow each other down; wait for {}, or give --beside-jobs",
       node.jobs.size(), one ? "" : "s", one ? "has" : "have",
       Printable(fmt::format(
           "{}", fmt::join(node.jobs.begin(), node.jobs.begin() + shown, ", "))),
@@ -227,8 +227,8 @@ absl::StatusOr<std::string> MeasureBandwidth(const MeasureOptions& options) {
   std::string text = RenderMeasured(node);
   if (holds) text += KeptText(*holds, node);
   if (!options.out.empty()) {
-    text += "\nWhat the daemon's configuration should say of them is in " +
-            options.out + "; it is read at its start and on SIGHUP\n";
+    text += "\nThe links for the daemon's configuration are in " + options.out +
+            "; the daemon reads its configuration at its start and on SIGHUP\n";
   } else if (!holds) {
     text +=
         "\nFor the daemon's configuration, which is read at its start and on "

@@ -140,7 +140,8 @@ TextOr FileText(const std::string& path) {
 TextOr HttpGet(const std::string& socket, const std::string& path) {
   const auto address = UnixAddress(socket);
   if (!address) {
-    return absl::InvalidArgumentError(socket + " is too long for a socket");
+    return absl::InvalidArgumentError(socket +
+                                      " is too long for a socket's path");
   }
   const UniqueFd fd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return ErrnoStatus(errno, "make a unix socket");
@@ -173,7 +174,7 @@ TextOr HttpGet(const std::string& socket, const std::string& path) {
   return answer.substr(body + 4);
 }
 
-// Reads the file that the daemon's command line names, or else the unit's.
+// Reads the configuration named by the daemon's command line, else by the unit.
 TextOr Config(const Facts& facts) {
   if (facts.process.pid) {
     const auto config = ReadStartedWith(facts.process.command).config;
@@ -229,8 +230,8 @@ TextOr Journal(const Facts& facts, int64_t lines) {
                 "short-iso-precise", "--lines", std::to_string(lines)}));
   if (text.empty() || text.starts_with("-- No entries --")) {
     return absl::PermissionDeniedError(
-        "this user may read no line of it: run it as root, or join the group "
-        "systemd-journal");
+        "this user may read no line of the journal: run sluicectl as root, or "
+        "join the group systemd-journal");
   }
   return text;
 }
@@ -265,7 +266,7 @@ std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines) {
       {"status.json", whose, snapshot},
       {"status.txt", "the same for people",
        snapshot.ok() ? RenderStatus(*snapshot) : snapshot.status()},
-      {"events.jsonl", "what happened last", Events(snapshot)},
+      {"events.jsonl", "the latest events", Events(snapshot)},
       {"metrics.txt", "/metrics, with the series of jobs",
        HttpGet(http, "/metrics")},
       {"doctor.txt", "sluicectl doctor", RenderDoctor(findings)},

@@ -17,8 +17,9 @@ struct Item {
   absl::StatusOr<std::string> text;  // or the reason why it is missing
 };
 
-// Asks the daemon, reads files and runs tools for all items. Secrets are
-// removed. Works without a daemon. Thread safety: one call at a time.
+// Asks the daemon, reads files and runs tools for all items. Removes secrets
+// from the configuration and the journal. Works without a daemon. Thread
+// safety: one call at a time.
 std::vector<Item> Collect(const SocketPaths& sockets, int64_t journal_lines);
 
 struct BundleOptions {

@@ -2,8 +2,9 @@
 // command needs a source file, and its name here and in main.cc.
 //
 // Exit status: 0 done; 2 bad input, one `error:` line; 3 does not fit or
-// infeasible (the answer is printed all the same); 1 any other failure.
-// Thread safety: pure functions.
+// infeasible, 130 Ctrl-C ended `plan memory` (both after the answer is
+// printed); 1 any other failure.
+// Thread safety: PlanSvg and ReadSwapProblem are pure functions.
 #pragma once
 
 #include <functional>

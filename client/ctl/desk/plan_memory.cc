@@ -127,14 +127,14 @@ absl::StatusOr<NamedTrace> ReadTraceOf(const MemoryFlags& flags) {
   std::ifstream in(flags.trace, std::ios::binary);
   if (!in) {
     return absl::InvalidArgumentError(
-        fmt::format("cannot read '{}': may you?", name));
+        fmt::format("cannot read '{}': check its permissions", name));
   }
   return planner::ReadTrace(in, options);
 }
 
-// Prints progress: on a terminal one line that it overwrites, elsewhere an
-// occasional line once the search takes long. A thread prints it, so that the
-// shown time advances even if no better plan is found.
+// Prints progress after the first 2 s: on a terminal one line that it
+// overwrites, elsewhere a line every 2 s. A thread prints it, so that the shown
+// time advances even if no better plan is found.
 class ProgressLine {
  public:
   ProgressLine() : terminal_(isatty(STDERR_FILENO) == 1) {
@@ -194,7 +194,7 @@ class ProgressLine {
   std::optional<planner::MemoryProgress> known_ ABSL_GUARDED_BY(mutex_);
   double better_at_ ABSL_GUARDED_BY(mutex_) = 0;
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool shown_ = false;  // used by the writer, and read after its end
+  bool shown_ = false;  // set by the writer, and read after its end
   std::thread writer_;
 };
 
@@ -204,7 +204,8 @@ class Interrupt {
   Interrupt() {
     struct sigaction action = {};
     action.sa_handler = [](int) { came = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);  // also interrupts waits
+    // Without SA_RESTART, so that the signal also ends waits.
+    action.sa_flags = static_cast<int>(SA_RESETHAND);
     sigaction(SIGINT, &action, &before_);
   }
   ~Interrupt() { sigaction(SIGINT, &before_, nullptr); }
@@ -285,7 +286,7 @@ std::string Proof(const MemoryPlan& plan) {
 
 std::string MemoryText(const MemoryPlan& plan, const NamedTrace& named,
                        const MemoryFlags& flags) {
-  // The bound counts padding, which a region may lack at its end.
+  // The lower bound counts padding that the last buffer of a plan may lack.
   const int64_t align = named.trace.alignment.count();
   const std::string rounded =
       align > 1 ? fmt::format(", of sizes rounded up to {}", align) : "";
@@ -365,9 +366,9 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
                "stop at the first plan within this size; says whether "
                "it fits");
   cli::AddCount(*memory, "--effort", flags->effort,
-                "so many times the usual work where that ends without a proof");
+                "how many times the usual work, if that ends without a proof");
   cli::AddSize(*memory, "--align", flags->align,
-               "offsets are multiples of it, a power of two (default: 1B for "
+               "alignment of offsets, a power of two (default: 1B for "
                "CSV, else 512B)");
   memory->add_option("-o,--output", flags->plan,
                      "write the plan: the trace's rows with offset; -: stdout");
@@ -376,8 +377,8 @@ DeskCommand AddPlanMemory(CLI::App& plan) {
                      "minimalloc, log, pytorch or profile (default: by "
                      "the content)");
   memory->add_option("--device", flags->device,
-                     "whose requests, where the trace has several devices "
-                     "(cuda:0) or ranks (0)");
+                     "the device (cuda:0) or rank (0) to plan, if the trace "
+                     "has several");
   memory->add_flag("--json", flags->json, "print one JSON object");
   return {memory, [flags] { return ExitStatus(PlanMemory(*flags)); }};
 }

@@ -30,8 +30,8 @@ constexpr double kHeadroom = 1.045;
 // Colours show the lifetime, short to long.
 constexpr int kColours = 6;
 
-// Smaller buffers are merged into pixels, without titles, so that a browser can
-// open the picture of a million buffers.
+// Buffers below these sizes (in pixels) are merged into pixels, without titles,
+// so that a browser can open the picture of a million buffers.
 constexpr double kLeastSide = 1.6;
 constexpr double kLeastArea = 14;
 
@@ -61,7 +61,7 @@ int64_t Lifetime(const plan::Buffer& b) { return b.upper - b.lower; }
 
 // The longest lifetime that each colour stands for. These limits grow by a
 // constant factor from the shortest to the longest lifetime of the trace, so
-// that every picture uses all colours.
+// that every picture uses the whole range of colours.
 using LifetimeLimits = std::array<int64_t, kColours>;
 LifetimeLimits LimitsOf(const std::vector<plan::Buffer>& buffers) {
   LifetimeLimits limits = {};
@@ -220,7 +220,6 @@ class Picture {
     }
   }
 
-  // Draws each column's runs of equal colour.
   void PutPixels(const std::vector<int8_t>& pixels) {
     std::array<std::string, kColours> runs;
     for (int x = 0; x < kPlotWidth; ++x) {

@@ -300,7 +300,7 @@ class SwapAnswer {
     return true;
   }
 
-  // Formats one table for all ranks with equal fractions.
+  // Formats one table for each group of ranks with equal fractions.
   std::string Fractions() const {
     std::string text;
     std::vector<bool> shown(result_.ranks.size(), false);
@@ -398,8 +398,10 @@ class SwapAnswer {
     const double step = result_.joint->step_s;
     const std::string why =
         result_.hidden_step_s
-            ? fmt::format("Some copies show, as {} without them is longer",
-                          Seconds(*result_.hidden_step_s))
+            ? fmt::format(
+                  "Some copies take longer than compute, because a step "
+                  "that hides all copies takes longer still ({})",
+                  Seconds(*result_.hidden_step_s))
             : "What must be copied does not hide";
     return fmt::format(
         "{}: the step takes {} ({:.1f} %) longer, {}. The links lack\n{}", why,

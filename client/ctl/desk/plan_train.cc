@@ -75,7 +75,7 @@ struct TrainFlags {
   int64_t gpus = 0;
   std::optional<int64_t> seq_len;
   std::string method = "sluice";
-  std::string engine;  // empty: the better one
+  std::string engine;  // empty: the better engine
   GivenSettings given;
   std::string alpha = "auto";
   std::string recompute;  // empty: the fastest that fits
@@ -201,9 +201,10 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
       ->required();
   cli::AddCount(app, "--seq-len", f.seq_len, "tokens: 131072, 128K, 1.5M");
   app.add_flag("--max-seq-len", f.max_seq_len,
-               "also the longest that fits, in steps of 64K");
-  app.add_option("--max-step", f.max_step_s,
-                 "the same, with a step of at most so long: 1h, 10min, 90s")
+               "also find the longest sequence that fits, in steps of 64K");
+  app.add_option(
+         "--max-step", f.max_step_s,
+         "like --max-seq-len, for steps up to this time: 1h, 10min, 90s")
       ->transform(CLI::AsNumberWithUnit(std::map<std::string, double>{
           {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}}));
   app.add_option("--method", f.method,
@@ -212,16 +213,17 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
                                  out->append(method.name).append(method.what);
                                }) +
                      "; default sluice");
-  app.add_option("--engine", f.engine,
-                 "of sluice: trainer (sluice-train) or python (sluice.stream() "
-                 "under FSDP2); default the better one");
+  app.add_option(
+      "--engine", f.engine,
+      "with sluice: trainer (sluice-train) or python (sluice.stream() "
+      "under FSDP2); default the better one");
   app.add_flag("--compare", f.compare,
                "also every other method on the same GPUs, and the longest "
                "that fits by each");
   cli::AddCount(app, "--global-batch", f.global_batch,
                 "sequences per step (default 16)");
   cli::AddCount(app, "--batch", f.batch,
-                "the same as sequences per micro-batch, times --accumulate");
+                "sequences per micro-batch (--global-batch / --accumulate)");
   cli::AddCount(app, "--accumulate", f.accumulate, "micro-batches per step");
 
   const char* searched = "What is not given is searched";
@@ -233,7 +235,7 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   add("--sp", f.given.sp, "Ulysses degree");
   add("--dp", f.given.dp, "data parallel");
   add("--pp", f.given.pp, "pipeline parallel");
-  add("--ep", f.given.ep, "megatron: ranks of a layer's experts");
+  add("--ep", f.given.ep, "expert parallel degree (megatron)");
   add("--interleave", f.given.interleave,
       "megatron: pieces of a pipeline stage");
   add("--recompute", f.recompute, "megatron, ring: none, selective or full");
@@ -263,7 +265,8 @@ void AddTrainFlags(CLI::App& app, TrainFlags& f) {
   app.add_flag("--swiglu", f.swiglu, "the same as --arch llama")->group(shape);
 
   app.add_flag("--json", f.json, "print one JSON object");
-  app.add_option("--html", f.html, "write a page with pictures there");
+  app.add_option("--html", f.html,
+                 "write an HTML page with pictures to this file");
 }
 
 absl::StatusOr<Request> TrainRequest(const TrainFlags& flags) {
@@ -324,13 +327,13 @@ struct TrainAnswer {
   std::string batch_source;  // the flags that state the sequences per step
   // Pairs of tokens and MFU (a fraction) with the best settings.
   std::vector<std::pair<int64_t, double>> curve;
-  // With --compare `methods` has the request, estimate and longest sequence of
-  // every method, including the requested one. With --html `curves` has their
-  // requests and curves.
+  // One answer per method, including the requested method. With --compare
+  // `methods` has its request, estimate and longest sequence. With --html
+  // `curves` has its request and curve.
   std::vector<TrainAnswer> methods, curves;
 };
 
-// Estimates MFU at lengths up to the longest. Adds no points if no length fits.
+// Estimates MFU at lengths up to the longest that fits; no points if none fits.
 absl::StatusOr<TrainAnswer> CurveOf(Request request,
                                     const GivenSettings& given) {
   TrainAnswer answer = {.request = request};
@@ -350,9 +353,9 @@ absl::StatusOr<TrainAnswer> CurveOf(Request request,
 }
 
 // Collects answer(request, given) of each method, in the order of kMethods. The
-// given settings are for the requested method; those of others are searched. A
-// method that cannot use these GPUs is left out; if it is the requested one,
-// this is an error.
+// given settings are for the requested method; the settings of all other
+// methods are searched. A method that cannot use these GPUs is left out, or an
+// error if it is the requested method.
 absl::StatusOr<std::vector<TrainAnswer>> AskEveryMethod(
     const Request& asked, const GivenSettings& given, auto answer) {
   std::vector<TrainAnswer> answers;
@@ -422,12 +425,12 @@ Json OrNull(bool there, const auto& value) {
 
 std::string Sized(double bytes) { return Size(int64_t(bytes)); }
 
-// Returns whether alpha applies; sluice has one only with the trainer's engine.
+// Returns whether alpha applies; sluice's engine python has no alpha.
 bool Swapped(Method method, const Settings& settings) {
   return TraitsOf(method).alpha && settings.engine == Engine::kTrainer;
 }
 
-// Parts of the step's seconds or of the GPU's bytes, also those that are 0.
+// Parts of a step's seconds or of a GPU's bytes, also those that are 0.
 using NamedParts = std::vector<std::pair<const char*, double>>;
 
 NamedParts StepParts(const planner::train::Breakdown& b) {
@@ -451,7 +454,7 @@ NamedParts MemoryParts(const planner::train::GpuMemory& m) {
           {"buffers", m.buffers}};
 }
 
-// Returns false if the heads do not divide by the ranks: no memory is known.
+// Returns whether memory is known. It is not if heads do not divide by ranks.
 bool HasMemory(const Estimate& estimate) {
   return estimate.reason != Reason::kHeads;
 }
@@ -507,11 +510,11 @@ std::string IdleText(const TrainAnswer& answer) {
   const Request& request = answer.request;
   const std::string text =
       fmt::format("{} of {} GPUs stay idle: ", idle.gpus, request.gpus);
-  if (!idle.by_heads) return text + "with all of them it is no better";
+  if (!idle.by_heads) return text + "with all of them the run is not faster";
   return text +
          fmt::format(
-             "of the numbers of ranks that can share {} attention heads none "
-             "uses all for {} sequences per step ({}){}",
+             "no number of ranks that can share {} attention heads uses all "
+             "GPUs for {} sequences per step ({}){}",
              request.model.heads, request.global_batch, answer.batch_source,
              idle.batch ? fmt::format("; --global-batch {} does", *idle.batch)
                         : "");
@@ -708,7 +711,7 @@ std::string ReasonText(const TrainAnswer& answer) {
       request.model.heads);
 }
 
-// Returns one sentence for each fact besides the figures.
+// Returns the notes below the figures, one sentence each.
 std::vector<std::string> NotesOf(const TrainAnswer& answer) {
   const Request& request = answer.request;
   std::vector<std::string> notes = request.model_notes;
@@ -814,7 +817,7 @@ Json WordsJson(const TrainAnswer& answer, const std::string& not_validated) {
           {"not_validated", not_validated}};
 }
 
-// The page of --html: one file without network access.
+// Returns the page of --html, which needs no network.
 std::string TrainPage(const TrainAnswer& answer) {
   const Estimate& estimate = answer.estimate;
   Json drawn = Json::array();

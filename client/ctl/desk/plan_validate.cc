@@ -204,7 +204,8 @@ DeskCommand AddPlanValidate(CLI::App& plan) {
       "  sluicectl plan validate             how far the cost model is off\n"
       "  sluicectl plan validate --json\n\n"
       "Exit status: 0 within the project's limits of error for the tables of "
-      "MEMO and FPDT; 1\nbeyond. Judged rows say \"missed\" where they miss.");
+      "MEMO and FPDT; 1\nbeyond. Groups of judged rows beyond theirs say "
+      "\"missed\".");
   return {app, [json] { return RunValidate(*json); }};
 }
 

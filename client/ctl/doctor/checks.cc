@@ -28,7 +28,7 @@ using Seen = FileFacts::Seen;
 // Indexed by Health.
 constexpr const char* kHealthNames[] = {"ok", "warning", "problem"};
 
-// Removes all changes to the unit in /etc, and restarts it.
+// Removes all changes to the unit in /etc, and restarts the unit.
 constexpr const char* kShippedUnit =
     "sudo systemctl revert sluiced && sudo systemctl restart sluiced";
 
@@ -49,7 +49,7 @@ std::string FolderOf(const Facts& facts) {
 }
 
 // The daemon's arguments for a keeper's command line; the keeper adds the
-// folder.
+// runtime folder.
 std::string ItsArguments(const ProcessFacts& process) {
   const StartedWith with = ReadStartedWith(process.command);
   std::string words;
@@ -77,8 +77,8 @@ std::string AsOwner(const Facts& facts) {
          ShellWord(owner) + " -- ";
 }
 
-// The functions from here on return commands. This command starts the daemon as
-// the folder's owner, or restarts it under systemd.
+// Returns the command that starts the daemon as the folder's owner, or that
+// restarts it under systemd.
 std::string Start(const Facts& facts) {
   return facts.unit
              ? "sudo systemctl restart sluiced"
@@ -87,7 +87,7 @@ std::string Start(const Facts& facts) {
                    ItsArguments(facts.process);
 }
 
-// Ends the daemon and starts it again. Without systemd the sessions end.
+// Returns the command that restarts the daemon. Without systemd sessions end.
 std::string EndAndStart(const Facts& facts) {
   if ((facts.unit && facts.unit->active) || !facts.process.pid) {
     return Start(facts);
@@ -172,7 +172,7 @@ Finding CheckDaemon(const Facts& facts) {
 
 Finding CheckVersion(const Facts& facts) {
   if (!Reached(facts)) {
-    return Ok("sluicectl " + facts.version + "; no daemon told its own");
+    return Ok("sluicectl " + facts.version + "; no daemon states its version");
   }
   if (facts.daemon.version == facts.version) return Ok(facts.version);
   return Warning(fmt::format("sluiced is {}, this sluicectl {}",
@@ -475,16 +475,16 @@ Finding CheckOpenFiles(const Facts& facts) {
                    fix);
   }
   if (most < kEnoughFiles) {
-    return Warning(fmt::format("{}: each piece of memory is one or two, so "
-                               "large pools do not fit",
+    return Warning(fmt::format("{}: each extent of memory takes one or two, "
+                               "so large pools do not fit",
                                said),
                    fix);
   }
   return Ok(said);
 }
 
-// For memory.stat the command only shows the limit, which may be that of a
-// group that only the host sees.
+// The limit in memory.stat may be that of a cgroup that only the host sees, so
+// the command only shows it.
 std::string RaiseLimit(const std::string& file) {
   const std::string path = ShellWord(file);
   if (file.ends_with("/memory.stat")) {
@@ -501,8 +501,8 @@ Finding CheckMemoryLimit(const Facts& facts) {
                                        FormatBytes(limit->most), limit->file);
   if (limit->file.find("/sluiced.service/") != std::string::npos) {
     return Warning(said +
-                       ": at it the kernel kills the one process that owns "
-                       "every job's memory",
+                       ": beyond it the kernel kills the one process that "
+                       "owns every job's memory",
                    "sudo systemctl set-property sluiced MemoryMax=infinity");
   }
   if (Reached(facts) && facts.daemon.host_pools > limit->most) {
@@ -517,8 +517,8 @@ Finding CheckHugePages(const Facts& facts) {
   const MachineFacts& machine = facts.machine;
   if (machine.huge_pages == 0) return Ok("none are set aside");
   return Warning(
-      fmt::format("{} of {} are set aside ({}): Sluice does not use them, and "
-                  "they are not there for its pools",
+      fmt::format("{} of {} are set aside ({}): Sluice's pools cannot use "
+                  "them",
                   machine.huge_pages, FormatBytes(machine.huge_page),
                   FormatBytes(machine.huge_page * machine.huge_pages)),
       "sudo sysctl vm.nr_hugepages=0");

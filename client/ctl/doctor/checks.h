@@ -28,7 +28,6 @@ std::vector<int> ParseNodes(const std::string& list);
 
 // Returns whether there is no problem; warnings are allowed.
 bool IsWell(const std::vector<Finding>& findings);
-// Formats one line per finding, and one per command that solves it.
 std::string RenderDoctor(const std::vector<Finding>& findings);
 // Formats one line: {"ok", "findings": [{"what", "ok", "health", "said",
 // "fix"}]}, a superset of `python -m sluice doctor --json`.

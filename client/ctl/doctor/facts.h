@@ -31,9 +31,9 @@ struct DaemonFacts {
   };
   std::optional<Drained> drained;
   Bytes host_pools;
-  // Numbers of all links, and of those with a configured or measured speed.
-  // `measured_waits`: measured speeds are used only once no rank is attached.
+  // Numbers of all links, and of links with a configured or measured speed.
   int links = 0, links_configured = 0, links_measured = 0;
+  // Measured speeds are not used before all ranks have detached.
   bool measured_waits = false;
   // The kind of pinned host memory, and the reason if it is the slower kind;
   // may be empty.
@@ -57,12 +57,12 @@ struct DaemonFacts {
 // process, because a daemon started by hand would get its limits.
 struct ProcessFacts {
   std::optional<int> pid;  // unset: this process
-  // /proc does not show `pid` (hidepid); the limits are then this process's.
+  // Whether /proc hides `pid` (hidepid); the limits are then this process's.
   bool hidden = false;
   // `command` and `folder` are empty if they are not visible.
   std::vector<std::string> command;
   std::string folder;
-  // Unset: no limit.
+  // The limits; unset if there is no limit.
   std::optional<int64_t> locked_bytes;
   std::optional<int64_t> open_files;  // the hard limit
   std::optional<MemoryLimit> memory;
@@ -74,7 +74,7 @@ struct ProcessFacts {
 struct UnitFacts {
   bool active = false;
   std::string status;                  // "serving"
-  int64_t store_most = 0, stored = 0;  // numbers of kept descriptors
+  int64_t store_most = 0, stored = 0;  // descriptors kept: most, now
 };
 
 struct DriverFacts {
@@ -107,11 +107,11 @@ struct Facts {
   // The programs' folder, with a final "/"; empty if it is in root's PATH.
   std::string programs;
   bool makes_folder = false;  // this user may make the runtime folder
-  // The user is in the group of `admin`, from the next login on.
+  // The user is in the group of `admin`, with effect from the next login.
   bool joins_admin_group = false;
   DaemonFacts daemon;
   ProcessFacts process;
-  std::optional<UnitFacts> unit;  // set if systemd has one for this folder
+  std::optional<UnitFacts> unit;  // set if systemd has the unit for this folder
   bool keeper = false;  // a sluiced-keeper runs for the runtime folder
   DriverFacts driver;
   MachineFacts machine;
@@ -129,7 +129,7 @@ struct SocketPaths {
 Facts ReadFacts(const SocketPaths& sockets);
 
 // Returns the process that holds the file lock, or 0 if none is visible. In a
-// runtime folder the daemon holds `lock` and the keeper `keeper.lock`.
+// runtime folder the daemon locks the file `lock`, the keeper `keeper.lock`.
 int FindHolder(const std::string& lock);
 
 // ---- What the kernel, systemd, nvidia-smi and sluiced print ----
@@ -163,7 +163,7 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot);
 
 struct StartedWith {
   std::optional<std::string> config;  // as given, possibly a relative path
-  // All words except the program, the configuration and the folder.
+  // All words except the program, the configuration and the runtime folder.
   std::vector<std::string> others;
 };
 // Parses the daemon's command line; `words` is empty if it is unknown.

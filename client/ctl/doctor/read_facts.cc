@@ -354,7 +354,8 @@ absl::StatusOr<DaemonFacts> ToldDaemon(const std::string& snapshot) {
     return facts;
   } catch (const json::exception& error) {
     return absl::InternalError(fmt::format(
-        "its snapshot is not what this sluicectl knows ({})", error.what()));
+        "the daemon's snapshot is not what this sluicectl knows ({})",
+        error.what()));
   }
 }
 

@@ -31,8 +31,8 @@ std::string HolderLines(const json& node) {
   return text;
 }
 
-// Formats a section with the memory of each pool that is held outside leases,
-// and what each rank reported; empty if there is none.
+// Formats a section with the memory that is held outside leases, by pool and as
+// ranks report it; empty if there is none.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =
@@ -45,7 +45,7 @@ std::string RenderOutside(const json& node) {
     text +=
         fmt::format("{}: {} are held outside leases, by {}: free when they end",
                     name, Size(held), holders);
-    // A lost GPU no longer answers, so its figure is older than the others.
+    // A lost GPU no longer answers, so its figure is older than other GPUs'.
     const json seen = pool.value("held_outside_age_s", json());
     if (!seen.is_null() && seen.get<double>() > age) {
       text += fmt::format(" (it does not answer; seen {} ago)",
@@ -112,7 +112,7 @@ std::string UserText(const json& user) {
          (cgroup.empty() ? "" : " in " + cgroup);
 }
 
-// Returns "" if there are none, or the daemon does not report them.
+// Returns "" if there are no reservations, or the daemon does not report them.
 std::string ReservationLines(const json& node) {
   Table table({"RESERVED FOR", "POOL", ">MEMORY", ">NOT USED YET", "SET BY"});
   if (!node.contains("reservations")) return "";
@@ -556,8 +556,8 @@ absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
   const auto render = [&](const json& node) {
     std::string lines;
     const auto generation = node.at("generation").get<uint64_t>();
-    // The daemon has all events from this number on; missing ones are other
-    // users'.
+    // The daemon has all events from this number on; missing numbers are other
+    // users' events.
     const auto from = node.value("events_from", uint64_t{0});
     if (generation != seen.generation) seen.last = 0;
     seen.generation = generation;

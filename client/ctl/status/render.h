@@ -30,8 +30,8 @@ std::string RenderMeasuredLinks(const nlohmann::json& node);
 absl::StatusOr<std::string> RenderHolders(const std::string& json,
                                           bool& returning);
 
-// `explain` adds the reasons, the binding limits, what is proved, and what more
-// of a resource would gain.
+// `explain` adds the reasons, what is proved, the use of each limit, and what
+// more of a resource would gain.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
 // Formats one line of --json: the whole snapshot (no key), one part ("jobs"),
@@ -39,16 +39,16 @@ std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 absl::StatusOr<std::string> JsonPart(const std::string& json,
                                      const std::vector<std::string>& keys);
 
-// The events that were shown already. Each daemon numbers its events from 1.
+// The last event that was shown. Each daemon numbers its events from 1.
 struct SeenEvents {
   uint64_t generation = 0;  // of the daemon; 0: no event shown yet
   uint64_t last = 0;
 };
 
 // Formats the events of a snapshot, taken at `now`, that are not in `seen`, and
-// adds them there. A first line states how many events were dropped since.
-// `as_json`: one object per line, with the time of day instead of the age.
-// Internal: this version cannot read the snapshot.
+// adds them there. A first line states how many events after `seen` the daemon
+// has dropped. `as_json`: one object per line, with the time of day instead of
+// the age. Internal: this version cannot read the snapshot.
 absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,
                                              SeenEvents& seen, bool as_json,
                                              absl::Time now);

@@ -43,7 +43,7 @@ std::string JsonLine(const auto& object) {
          "\n";
 }
 
-// The most columns of `status` and other output about a running daemon.
+// The width in characters of `status` and other output on a running daemon.
 inline constexpr size_t kTerminalColumns = 80;
 
 // A table with columns as wide as their widest cell and two blanks between.

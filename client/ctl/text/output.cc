@@ -19,7 +19,7 @@
 namespace sluice::ctl {
 namespace {
 
-// Defers Ctrl-C and the like while a temporary file exists.
+// Defers SIGINT, SIGTERM and SIGHUP while a temporary file exists.
 class SignalsHeld {
  public:
   SignalsHeld() {
@@ -43,7 +43,7 @@ absl::Status CannotWrite(const std::string& path, int error) {
                   path, std::strerror(error)));
 }
 
-// Returns the mode that the umask allows. Files of mkostemp are private.
+// Returns the mode that the umask allows. mkostemp makes files with mode 0600.
 mode_t PlainMode() {
   const mode_t mask = umask(0);
   umask(mask);
@@ -73,7 +73,7 @@ absl::Status CheckOutput(const std::string& path) {
   }
   const std::string folder = std::filesystem::path(path).parent_path();
   const char* where = folder.empty() ? "." : folder.c_str();
-  // WriteOutput makes another file in the same folder.
+  // WriteOutput makes a temporary file in the same folder.
   return access(where, W_OK | X_OK) == 0 ? absl::OkStatus()
                                          : CannotWrite(path, errno);
 }

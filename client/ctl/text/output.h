@@ -1,5 +1,5 @@
 // Reports errors, and writes output files whole or not at all.
-// Thread safety: pure functions, except for the files they write.
+// Thread safety: one thread, because WriteOutput sets umask and signal mask.
 #pragma once
 
 #include <string>

@@ -2,14 +2,14 @@
 // Judges loss and gradients by their distance to the reference in fp64.
 //
 // fp32. The error of a parameter is max|a-b| / max(max|b|, 0.01 x the largest
-// max|b| among its layer's parameters), with b from the reference. The second
-// bound is for gradients that are zero in exact arithmetic (K's bias without
-// RoPE), where any rounding would be an error of 1. Parameters of no layer
-// (embedding, final norm, head) are one group. A step is ok if no error exceeds
-// 1e-4 and the loss error does not exceed 1e-5.
+// max|b| among its layer's parameters), with a from the step and b from the
+// reference. The second term is for gradients that are zero in exact arithmetic
+// (K's bias without RoPE), where any rounding would be an error of 1.
+// Parameters of no layer (embedding, final norm, head) are one group. A step is
+// ok if no error exceeds 1e-4 and the loss error does not exceed 1e-5.
 //
 // bf16. Each parameter is judged alone: its gradient a is compared with p, the
-// gradient of plain torch in bf16:
+// gradient of plain torch in bf16, by norms |x|:
 //   norm   |a-b| <= 1.5 |p-b|: the error is hardly larger than plain torch's;
 //   scale  |1 - <a,b>/<b,b>| <= 0.02: a wrong factor or missing rows show here
 //          even in bf16, because errors of rounding cancel out.

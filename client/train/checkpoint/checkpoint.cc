@@ -193,8 +193,8 @@ absl::Status ReadWeights(const SafetensorsReader& reader,
   return absl::OkStatus();
 }
 
-// Nothing draws random numbers after the start yet; the state is saved so that
-// a later use, such as dropout, resumes correctly.
+// Nothing draws random numbers after the start yet. The state is saved for a
+// version that does, such as one with dropout.
 at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
@@ -324,7 +324,8 @@ class Shards {
     return readers_[owner].get();
   }
 
-  // Reads the states of flat elements [offset, offset + size) to element `to`.
+  // Reads the states of flat elements [offset, offset + size) to this rank's
+  // element `to`.
   absl::Status Read(int64_t offset, int64_t size, int64_t to) {
     const auto behind =
         std::ranges::upper_bound(buckets_, offset, {}, &stream::Bucket::offset);

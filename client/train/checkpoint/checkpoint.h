@@ -6,9 +6,9 @@
 //     optimizer-0-of-2.safetensors, …    a rank's m, v, master, RNG
 //     plan-0-of-2.json, …                a rank's profile and the plan
 //
-// A run that resumes on as many ranks and threads goes on bit for bit. On
-// another number of ranks its losses agree within rounding, because buckets
-// change their owners and a new plan is made.
+// A run that resumes on the same number of ranks and threads goes on bit for
+// bit (on the CPU). On another number of ranks its losses agree within
+// rounding, because buckets change their owners and a new plan is made.
 // Errors: InvalidArgument, one line: which file, and what is broken in it.
 // Thread safety: one thread per rank.
 #pragma once
@@ -58,8 +58,7 @@ struct Checkpoint : FoundCheckpoint {
   absl::Status LoadWeights(FlatModel& weights, runtime::HostStage& stage) const;
   // Overwrites all states of this rank. Call it before the first update.
   absl::Status LoadOptimizer(AdamW& optimizer, runtime::HostStage& stage) const;
-  // NotFound, with the reason: no plan was saved for this run's shape, ranks,
-  // alpha and HBM.
+  // NotFound, with the reason: no plan was saved with this run's PlanKey.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
   // Returns the saved plan's settings, even if the plan does not suit this run.

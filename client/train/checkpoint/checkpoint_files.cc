@@ -75,7 +75,7 @@ std::string InWords(const Json& key, const std::string& name) {
   return fmt::format("{} {}", name, key[name].dump());
 }
 
-// Text that is not JSON gives a value that is no object.
+// Reads trainer_state.json. Text that is not JSON gives a value, but no object.
 absl::StatusOr<Json> ReadJson(const std::string& folder) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);
@@ -456,7 +456,7 @@ absl::Status SaveFolder::CheckContent(const StateFile* goes_on_from) const {
     if (absl::IsOutOfRange(state.status())) return state.status();
     if (!state.ok()) continue;  // no run can resume it
     const std::string& run = state->identity.run;
-    // If the resumed checkpoint has no id, others may be this run's too.
+    // A checkpoint without an id (format 1) may be of the resumed run.
     const bool former = run.empty() && goes_on_from != nullptr;
     if (run != identity_.run && !former) {
       return BadInput(

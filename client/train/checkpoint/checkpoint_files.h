@@ -1,7 +1,7 @@
 // The files of a checkpoint that need no torch: trainer_state.json, keys of
 // saved plans, the search for the checkpoint to resume, and the folder of
 // saves. Format 1 has no run id and no data fingerprint, and its cursor counts
-// sequences of its own length instead of tokens.
+// sequences of the saved seq_len instead of tokens.
 // Thread safety: pure functions on files.
 #pragma once
 
@@ -29,11 +29,11 @@ std::string NewRunId();
 
 struct StateFile {
   int format = 3;
-  int64_t step = 0;        // completed
+  int64_t step = 0;        // the last completed step
   int64_t next_token = 0;  // of the corpus, where the next sequence starts
   int ranks = 1;
   RunIdentity identity;
-  // Format 1 has these instead of next_token.
+  // Format 1 counts sequences of seq_len tokens in place of next_token.
   int64_t next_sequence = 0, seq_len = 1;
 
   // Returns where the next sequence starts in a corpus of `tokens` tokens.
@@ -46,7 +46,7 @@ std::string TextField(const nlohmann::ordered_json& json, const char* name);
 
 absl::Status WriteState(const std::string& folder, const RunOptions& options,
                         const StateFile& state);
-// InvalidArgument: it is incomplete. OutOfRange: a newer program wrote it.
+// InvalidArgument: an incomplete file. OutOfRange: a newer program wrote it.
 absl::StatusOr<StateFile> ReadState(const std::string& folder);
 // InvalidArgument, with the flag: a flag differs from the saved one.
 absl::Status CheckFlags(const std::string& folder, const RunOptions& options);
@@ -71,8 +71,8 @@ std::string CheckpointName(const std::string& folder, int64_t step);
 // Returns the steps of a folder's checkpoints, newest first, complete or not.
 std::vector<int64_t> StepsIn(const std::string& folder);
 
-// Checks that all files of a resumed run exist and have the sizes that their
-// headers state. InvalidArgument or NotFound names what is wrong. After
+// Checks that all files that a resumed run needs exist and have the sizes that
+// their headers state. InvalidArgument or NotFound names what is wrong. After
 // OutOfRange (a newer format) or a marked shortage, the checkpoint may be
 // complete.
 absl::StatusOr<StateFile> ReadWhole(const std::string& folder);

@@ -21,12 +21,12 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int64_t kProbeBytes = 4096;
-constexpr int64_t kPieces = 64;  // of the text in a fingerprint
+constexpr int64_t kPieces = 64;  // pieces of the text in a fingerprint
 constexpr int64_t kPieceTokens = 4096;
 
 // Returns the first `count` bytes of a file, or fewer if it is shorter.
 absl::StatusOr<std::string> Head(const std::string& path, size_t count) {
-  // Opening a pipe would wait for its writer.
+  // Without O_NONBLOCK, opening a pipe would wait for its writer.
   const UniqueFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   std::string bytes(count, '\0');
   const ssize_t n = fd ? read(fd.get(), bytes.data(), count) : -1;
@@ -67,7 +67,7 @@ int LlmcWidth(const std::string& head) {
   return 0;
 }
 
-// Returns the bytes per token by the dtype code in Megatron's index; 0: none.
+// Returns the bytes per token by Megatron's index; 0: no such index.
 int MegatronWidth(const std::string& path) {
   const std::string index =
       path.substr(0, path.size() - std::strlen(".bin")) + ".idx";

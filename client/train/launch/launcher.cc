@@ -53,7 +53,7 @@ struct RankProcess {
   pid_t pid = -1;
   std::string result_file;
   std::unique_ptr<RankPage> page;
-  std::optional<int> status;  // wait status, once it ended
+  std::optional<int> status;  // wait status; unset while it runs
   std::optional<RankResult> result;
   bool ended_by_us = false;  // killed by us, at a time limit
   bool told_to_end = false;  // SIGTERM sent, because another rank failed
@@ -131,7 +131,6 @@ class Ranks {
     return absl::OkStatus();
   }
 
-  // Waits until every rank has ended.
   void Watch(const sigset_t& signals) {
     while (true) {
       Reap();

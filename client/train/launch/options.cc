@@ -109,7 +109,6 @@ void AddAttention(CLI::App& app, RunOptions& o, RawFlags& raw) {
             "of at most 128), else flash");
 }
 
-// Returns whether the whole text is a number in [0, 1].
 bool ReadFraction(const std::string& text, double& out) {
   if (text.empty() || absl::ascii_isspace(text[0])) return false;
   char* end = nullptr;
@@ -154,9 +153,9 @@ constexpr char kExamples[] = R"(Examples:
   sluice-train check --seq-len 333 --chunk 64 --ranks 2 --heads 4
   sluice-train profile --private --ranks 2 > node.toml
 
-Each command has its own: sluice-train train --help. Exit status: 0 done; 2 bad
-input; 3 GPU or host memory ran out; 4 a disk is full; 5 too many open files;
-130 ended by Ctrl-C; 1 a fault.)";
+Each command has its own examples: sluice-train train --help. Exit status: 0
+done; 2 bad input; 3 GPU or host memory ran out; 4 a disk is full; 5 too many
+open files; 130 ended by Ctrl-C; 1 a fault.)";
 
 constexpr char kTrainExamples[] = R"(Examples:
   # A tiny Llama on torch's own Python sources, with a daemon of its own:
@@ -225,7 +224,7 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
       [&o](const std::string& text) {
         return ReadFractions(text, o.fractions);
       },
-      "of classes by themselves, beside --alpha: CLASS=SWAP, "
+      "fractions of single classes, besides --alpha: CLASS=SWAP, "
       "CLASS=keep:KEEP or CLASS=keep:KEEP+SWAP, with commas between "
       "(norm2=0,ffn_up=0.5,ffn_activation=keep:0.25+0.5)");
   app.add_flag_callback(
@@ -258,7 +257,7 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   Add(app, "--ranks,--gpus", o.ranks,
       "ranks to start, one per GPU (ignored where RANK is set already)");
   Add(app, "--threads", o.threads, "compute threads per rank");
-  Add(app, "--seed", o.seed, "of the first weights");
+  Add(app, "--seed", o.seed, "seed of the first weights");
   cli::AddSize(app, "--hbm,--gpu-memory", o.hbm,
                "GPU memory per rank, e.g. 36MiB (0: all that is free of its "
                "GPU, shared with the ranks beside it)");
@@ -268,7 +267,7 @@ void AddShared(CLI::App& app, RunOptions& o, RawFlags& raw) {
   AddChoice<std::string>(
       app, raw, "--device", o.driver,
       {{"auto", ""}, {"cuda", "cuda"}, {"sim", "sim"}},
-      "what the daemon's GPUs must be: cuda, sim, or auto: what they are");
+      "the driver that the daemon must have: cuda, sim, or auto (any)");
   const auto read_gpus = [&o](const std::string& text) -> absl::Status {
     SLUICE_ASSIGN_OR_RETURN(o.gpus, ParseGpuList(text));
     return absl::OkStatus();
@@ -311,7 +310,8 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
   Add(app, "--lr", o.lr, "learning rate after the warm-up");
   cli::AddCount(app, "--warmup", o.warmup, "steps of linear warm-up");
   Add(app, "--clip", o.clip, "global gradient norm; 0: no clipping");
-  Add(app, "--weight-decay", o.weight_decay, "not on norms, biases");
+  Add(app, "--weight-decay", o.weight_decay,
+      "weight decay of matrices; norms and biases have none");
   Add(app, "--beta1", o.beta1, "AdamW's mean of gradients");
   Add(app, "--beta2", o.beta2, "AdamW's mean of their squares");
   using Place = stream::StatePlace;
@@ -329,20 +329,22 @@ void AddTraining(CLI::App& app, RunOptions& o, RawFlags& raw) {
                  "text file or folder (bytes as tokens), or a .bin of token "
                  "ids (default: torch's Python sources)");
   app.add_option("--data-suffix", o.data_suffix,
-                 "only a folder's files that end so, e.g. .py");
+                 "read only files of the folder with this suffix, e.g. .py");
   app.add_option("--token-bytes", o.token_bytes,
-                 "2 or 4: ids of a .bin without a header");
+                 "bytes per id of a .bin without a header: 2 or 4");
   app.add_option("--save", o.save, "checkpoint folder");
-  cli::AddCount(app, "--save-every", o.save_every, "steps; 0: at the end only");
+  cli::AddCount(app, "--save-every", o.save_every,
+                "steps between two saves; 0: save at the end only");
   Add(app, "--keep-checkpoints", o.keep_checkpoints,
-      "the newest so many of this run stay in --save; 0: all");
+      "how many of this run's newest checkpoints stay in --save; 0: all");
   app.add_option("--resume", o.resume,
-                 "checkpoint to go on from, or a folder of them: the newest");
+                 "checkpoint to go on from, or a folder whose newest is taken");
   app.add_flag("--allow-other-data", o.allow_other_data,
-               "--resume with another text than the run was trained on");
-  app.add_option("--log-jsonl", o.log_jsonl, "one line per step");
-  app.add_option("--trace", o.trace, "timeline of rank 0's last step, JSON");
-  app.add_flag("--probe", o.probe, "only find out whether it fits");
+               "let --resume go on with another text");
+  app.add_option("--log-jsonl", o.log_jsonl, "file that gets a line per step");
+  app.add_option("--trace", o.trace,
+                 "file that gets the timeline of rank 0's last step, as JSON");
+  app.add_flag("--probe", o.probe, "only find out whether the run fits");
   AddNumber(
       app, raw, "--late-after", o.late_after, 1e9, kSeconds,
       "seconds without progress after which a rank is named; 0: never, 'auto': "
@@ -369,7 +371,7 @@ absl::Status ReadGlobalBatch(const RawFlags& raw, RunOptions& o) {
   return absl::OkStatus();
 }
 
-// Sets the settings. Without --chunk, those of a training run are measured
+// Reads chunk, prefetch and rerun. Without --chunk a training run measures them
 // later.
 absl::Status ReadSettings(const RawFlags& raw, RunOptions& o) {
   if (raw.chunk && *raw.chunk < 1) {
@@ -536,7 +538,7 @@ absl::Status ValidateRanks(const RunOptions& o, int64_t ranks) {
 
 absl::Status Validate(const RunOptions& o) {
   SLUICE_RETURN_IF_ERROR(CheckNumbers(o));
-  if (o.command != Command::kProfile) {  // it has no model
+  if (o.command != Command::kProfile) {  // a profile has no model
     SLUICE_RETURN_IF_ERROR(ValidateRanks(o, o.ranks));
   }
   SLUICE_RETURN_IF_ERROR(CheckAttention(o));

@@ -1,5 +1,5 @@
 // Parses and checks the command line of sluice-train.
-// Thread safety: values.
+// Thread safety: pure functions and plain values.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ const char* Name(Dtype dtype);
 
 struct RunOptions {
   Command command = Command::kTrain;
-  std::string socket;  // empty: the default one
+  std::string socket;  // empty: client::DefaultSocket()
   std::string job = "train";
   double wait = 0;  // seconds that a lease may wait for memory
   bool private_daemon = false;
@@ -43,7 +43,7 @@ struct RunOptions {
   int64_t rerun_chunks = 0;       // chosen, or from `rerun` with --chunk
   double kept = 0;                // chosen (stream::Settings)
   double alpha = -1;              // negative: the planner chooses
-  stream::FractionMap fractions;  // of the classes that are given
+  stream::FractionMap fractions;  // of the classes in --fractions
   bool keep = true;               // false: the planner keeps no rows on the GPU
   // Unset: in HBM if they fit there, else in host memory.
   std::optional<stream::StatePlace> optimizer_states;
@@ -78,7 +78,7 @@ struct RunOptions {
   // 0: never; negative: from the step's expected time (watch/watchdog.h).
   double late_after = -1;
   double end_after = -1;
-  std::vector<int64_t> gpus;  // given to ranks in turn; empty: spread
+  std::vector<int64_t> gpus;  // dealt to ranks in turn; empty: see ChooseGpus
   bool probe = false;
   bool json = false;
 

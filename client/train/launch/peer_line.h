@@ -60,7 +60,7 @@ class PeerLine {
  private:
   struct Peer {
     UniqueFd fd;
-    int rank = -1;  // not received yet
+    int rank = -1;  // -1: not received yet
     std::string unread;
     absl::Time closed_at = absl::InfiniteFuture();
   };
@@ -88,7 +88,7 @@ class PeerLine {
   std::thread thread_;
 };
 
-// Ends this rank in time if another one dies or the job is evicted.
+// Ends this rank if another rank dies or the job is evicted.
 //
 // News of a death comes from this node's daemon or from another rank
 // (PeerLine), while the main thread computes, or hangs in a collective. NCCL's

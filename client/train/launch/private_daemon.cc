@@ -148,7 +148,7 @@ void RunGuard(const std::vector<std::string>& arguments) {
 absl::Status CheckPrivateSizes(const RunOptions& options, Bytes machine) {
   for (const auto& [flag, size, what] :
        {std::tuple("--hbm", options.hbm, "a simulated GPU"),
-        {"--host", options.host, "its host pool"}}) {
+        {"--host", options.host, "the host pool"}}) {
     if (size <= machine) continue;
     return BadInput(
         "{} {}: {} is made of this machine's memory, which has {}: give less",

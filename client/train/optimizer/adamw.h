@@ -56,7 +56,7 @@ std::vector<FlatEntry> FlatEntries(const stream::ModelShape& config);
 // Thread safety: one thread.
 class FlatModel {
  public:
-  // Fills with zeros one allocation of c10's current allocator of the device.
+  // Allocates one buffer of zeros from c10's current allocator of the device.
   FlatModel(const stream::ModelShape& config, at::ScalarType dtype,
             at::Device device);
 
@@ -69,7 +69,7 @@ class FlatModel {
   // Sets one of entries() from values of any type in host memory.
   absl::Status Set(const FlatEntry& entry, const at::Tensor& values,
                    runtime::HostStage& stage);
-  // Sets the first weights of `seed`, the same for every number of ranks.
+  // Sets the initial weights for `seed`, the same for every number of ranks.
   absl::Status Initialize(const stream::ModelShape& config, uint64_t seed,
                           runtime::HostStage& stage);
 
@@ -212,7 +212,8 @@ class AdamW final : public runtime::PendingWeights {
   // Updates the weights of `pieces`, which must be bound to states in HBM.
   void UpdatePieces(std::span<Piece> pieces);
   absl::Status UpdateUnit();
-  // With host_ set, updates the rest of a part and zeroes its gradients.
+  // With host_ set, updates the units of a part that Advance has not updated,
+  // and zeroes the part's gradients.
   absl::Status UpdatePart(int64_t part);
   // Calls `even` for each even round of a part, and `single` for each bucket of
   // its other rounds.
@@ -240,8 +241,8 @@ class AdamW final : public runtime::PendingWeights {
   bool last_sequence_ = false;
   int64_t reduced_from_;  // sums of this part and later ones have begun
   // Progress of the pending update.
-  int64_t next_part_;                      // the part to be awaited
-  int64_t next_gathered_;                  // the part to be gathered
+  int64_t next_part_;                      // the next part to be awaited
+  int64_t next_gathered_;                  // the next part to be gathered
   size_t next_unit_ = 0, next_piece_ = 0;  // with host_
 };
 

@@ -142,7 +142,6 @@ absl::StatusOr<std::unique_ptr<Stepper>> Stepper::Make(
   return stepper;
 }
 
-// Leases host memory for alst's layer inputs.
 absl::Status Stepper::MakeInputs() {
   SLUICE_ASSIGN_OR_RETURN(copies_,
                           context_.memory->StartCopies(context_.WantsTrace()));

@@ -42,9 +42,8 @@ struct StepperContext {
   // Returns whether attention's output is stored in the model's dtype: on GPUs,
   // or with --round-output; never for fp32.
   bool RoundsOutput() const;
-  // Returns whether this rank records the timeline for --trace.
   bool WantsTrace() const;
-  std::string KernelName() const;  // attention's
+  std::string KernelName() const;  // of attention
 };
 
 class Stepper {
@@ -87,7 +86,8 @@ class Stepper {
   const std::unique_ptr<runtime::WeightSource> weights_;
   std::unique_ptr<runtime::StreamedStepper> streamed_;
   runtime::BaselineOptions baseline_;
-  std::unique_ptr<client::CopyEngine> copies_;  // last three: only for alst
+  // The next three are set for alst only.
+  std::unique_ptr<client::CopyEngine> copies_;
   std::unique_ptr<client::Region> host_;
   std::unique_ptr<runtime::HostInputs> inputs_;
 };

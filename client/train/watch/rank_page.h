@@ -144,7 +144,7 @@ struct StopWish {
   int signal = 0;            // 0: the job was evicted
   int64_t last_step = 0;     // the last step to run; 0: none
   std::string save;          // empty: nothing is saved
-  bool second_kills = true;  // if our launcher started the rank
+  bool second_kills = true;  // whether a second signal kills the rank
 };
 // Formats "Ctrl-C: finishing step 12 (about 34 s left), then saving to out/run;
 // press Ctrl-C again to stop at once".

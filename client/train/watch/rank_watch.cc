@@ -156,7 +156,7 @@ void RankWatch::Run() {
     if (changed_.WaitUntil(mutex_, tick)) continue;
     const double now_s = MonotonicSeconds();
     const RankSample sample = page_->Read();
-    // Unlocked, because the checks and what they end may take long.
+    // Unlocked, because the checks and their callbacks may take long.
     lock.Unlock();
     SayDaemon(now_s);
     LookAtSelf(sample, now_s);

@@ -1,9 +1,9 @@
 // A rank's own watch: maintains the rank's page, and reports the progress of a
 // long step and the effect of a signal. The compute thread records what it does
-// with a few stores; a monitor thread reads the page and prints, so a rank that
-// computes, waits or hangs is never silent.
+// with a few stores; a monitor thread reads the page and prints, also while the
+// compute thread hangs.
 // Thread safety: the methods of "what the rank does" belong to the compute
-// thread; the others are safe.
+// thread; all other methods are safe.
 #pragma once
 
 #include <unistd.h>
@@ -37,7 +37,7 @@ class Console {
  private:
   const bool terminal_ = isatty(STDERR_FILENO) == 1;
   Mutex mutex_;
-  // The rewritten line has no newline yet.
+  // Whether the rewritten line lacks its newline.
   bool open_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
@@ -59,10 +59,10 @@ class RankWatch final : public runtime::SegmentObserver,
     // Set in one rank per node, which reports that its daemon went or is back.
     std::function<bool()> daemon_answers;
     std::string daemon;  // the daemon's socket, for people
-    // Without our launcher: the limits of this rank's own watchdog, and a
-    // callback on the watch's thread that ends the rank; else `end` is null.
-    WatchLimits limits;
+    WatchLimits limits;  // of this rank's own watchdog, which needs `end`
     int rank = 0;
+    // Ends the rank; called by that watchdog on the watch's thread. Null if the
+    // rank needs no watchdog of its own.
     std::function<void(const std::string&)> end;
   };
   // If the page cannot be made, only this process can watch the rank.
@@ -113,10 +113,10 @@ class RankWatch final : public runtime::SegmentObserver,
   double asked_daemon_s_ = 0;
   Watchdog watchdog_;
 
-  std::atomic<double> daemon_gone_s_{0};  // when it was lost; 0: it answers
+  std::atomic<double> daemon_gone_s_{0};  // since when; 0: it answers
   double measured_s_ = 0;                 // of the last step
 
-  // Either thread prints a stop request, once.
+  // The compute or the monitor thread prints a stop request, once.
   Mutex stop_mutex_;
   bool stop_said_ ABSL_GUARDED_BY(stop_mutex_) = false;
   // The step after which a stop would end the run; 0: at once.

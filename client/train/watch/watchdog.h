@@ -54,7 +54,7 @@ class Watchdog {
   struct Seen {
     uint64_t events = 0;
     double quiet_s = 0, stopped_s = 0;
-    double say_next_s = 0;  // 0: nothing was printed about it
+    double say_next_s = 0;  // least quiet_s of the next note; 0: no note yet
     bool stop_said = false;
   };
   void Update(const WatchedRank& rank, double passed_s, Seen& seen,

@@ -88,7 +88,6 @@ struct Check {
   bool needs_python = false;
 };
 
-// Returns the checks in the order in which they run.
 std::span<const Check> Checks();
 // Returns null if there is no check of that name.
 const Check* FindCheck(const std::string& name);
@@ -154,8 +153,8 @@ bool HasEnded(pid_t child);
 // Returns the living descendants, children before grandchildren.
 std::vector<pid_t> Descendants(pid_t of);
 
-// Kills and reaps all. Gives up on a process that does not die within some
-// seconds, such as one inside a driver call.
+// Kills and reaps all descendants. Gives up on a process that does not die
+// within some seconds, such as one inside a driver call.
 void EndDescendants();
 
 // Waits for the child's end, and returns how it ended: "ended by signal 9

@@ -72,7 +72,7 @@ absl::StatusOr<pid_t> Start(const Check& check, const Surroundings& here,
 }
 
 // Returns "" if the process ended, else why the wait was given up. Without a
-// pidfd (no descriptor is free) the end is noticed after a slice.
+// pidfd (no descriptor is free) the end is noticed after kSliceMs.
 std::string Await(pid_t pid, absl::Duration limit, bool (*stopped)()) {
   const UniqueFd pidfd = PidfdOf(pid);
   const absl::Time deadline = absl::Now() + limit;
@@ -143,7 +143,7 @@ Result RunInProcess(const Check& check, const Surroundings& here,
       open(log.c_str(), O_CREAT | O_WRONLY | O_APPEND | O_CLOEXEC, 0600));
   int ends[2];
   if (!output || pipe2(ends, O_CLOEXEC) != 0) {
-    return Failed({}, "the check runs", "no log or no pipe for it");
+    return Failed({}, "the check runs", "its log or its pipe cannot be made");
   }
   const UniqueFd watched(ends[0]), held(ends[1]);
   AdoptOrphans();

@@ -29,11 +29,11 @@ constexpr Check OfTorch(const char* name, const char* what, int limit_s) {
 
 // Without the checks of torch, the limits add up to less than ten minutes.
 constexpr Check kChecks[] = {
-    {"doctor", "what the machine offers, and what mends what it does not",
+    {"doctor", "what the machine offers, and how to get what it lacks",
      absl::Seconds(40), RunDoctor, /*needs_gpu=*/false},
     {"conformance", "the device seam's suite, on every GPU and on pairs",
      absl::Seconds(180), RunConformance},
-    {"rules", "what the driver answers to who breaks what we assume of it",
+    {"rules", "what the driver answers to calls that break assumed rules",
      absl::Seconds(100), RunRules},
     {"kernels", "our device code against its CPU form", absl::Seconds(40),
      RunKernels},
@@ -41,17 +41,16 @@ constexpr Check kChecks[] = {
      absl::Seconds(60), RunLinks},
     {"daemon", "memory of killed ranks, and ranks of a killed daemon",
      absl::Seconds(90), RunDaemon},
-    OfTorch("torch", "what your torch has of what Sluice needs", 90),
+    OfTorch("torch", "whether your torch has what Sluice needs", 90),
     OfTorch("gradients", "a streamed step on the GPU against torch on the CPU",
             180),
     OfTorch("training", "50 steps on the GPU against the CPU's curve", 180),
-    OfTorch("memory", "what a streamed step takes against what is promised",
-            120),
+    OfTorch("memory", "the memory of a streamed step against the promise", 120),
     OfTorch("throughput", "how fast torch's kernels and a streamed step are",
             180),
 };
-constexpr Check kSurvey = {"survey", "which GPUs nobody uses",
-                           absl::Seconds(40), RunSurvey, /*needs_gpu=*/false};
+constexpr Check kSurvey = {"survey", "which GPUs are free", absl::Seconds(40),
+                           RunSurvey, /*needs_gpu=*/false};
 
 }  // namespace
 

@@ -187,7 +187,7 @@ class Tenant {
     Reap(std::exchange(pid_, 0));
   }
 
-  // Makes the rank free its memory and end with 0.
+  // Makes the rank free its memory and end with status 0.
   absl::Status End(absl::Time until) {
     shutdown(socket_.get(), SHUT_WR);
     const auto line = ReadLine(socket_, until);
@@ -290,7 +290,7 @@ class Course {
   absl::Status RanksAreKilled() {
     PrintLine("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));
-    PrintLine("they are killed, and others lease all of it");
+    PrintLine("the ranks are killed, and others lease all of it");
     const double killed = MonotonicSeconds();
     for (const auto& tenant : first) tenant->Kill();
     SLUICE_ASSIGN_OR_RETURN(tenants_, Lease("second"));
@@ -299,7 +299,7 @@ class Course {
   }
 
   absl::Status DaemonIsKilled() {
-    PrintLine("the daemon is killed under them");
+    PrintLine("the daemon is killed while ranks hold leases");
     SLUICE_ASSIGN_OR_RETURN(const Bytes leased, daemon_->Leased());
     value_["leased_bytes"] = leased.count();
     const double killed = MonotonicSeconds();
@@ -364,7 +364,7 @@ class Course {
 
   const Surroundings& here_;
   const absl::Time until_;
-  const absl::Duration patience_;  // of one wait for the daemon or the driver
+  const absl::Duration patience_;  // limit of one wait
   json value_ = json::object();
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<PrivateDaemon> daemon_;

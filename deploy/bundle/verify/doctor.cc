@@ -1,4 +1,4 @@
-// Reports the findings of `sluicectl doctor`, and what only the driver reports.
+// Reports sluicectl doctor's machine checks, and what only the driver reports.
 #include <fmt/format.h>
 
 #include <bit>
@@ -220,7 +220,7 @@ Result RunDoctor(const Surroundings& here) {
   }
   if (!here.busy.empty()) {
     AddFinding(lines, "warning", "busy GPUs", here.busy,
-               "run it again when nobody uses them");
+               "run verify again when these GPUs are free");
   }
   value["lines"] = lines;
   for (const json& line : lines) {

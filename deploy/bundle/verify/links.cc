@@ -99,7 +99,7 @@ class LinkBench {
     return absl::OkStatus();
   }
 
-  // Returns copies of the first half to the GPU, or the second to the host.
+  // Returns a flow of the first half to the GPU or of the second to the host.
   std::unique_ptr<CopyFlow> Flow(CopyDirection direction) {
     const size_t from =
         direction == CopyDirection::kHostToDevice ? 0 : half_.size();
@@ -111,8 +111,8 @@ class LinkBench {
                                  .size = half_});
   }
 
-  // Compares the bytes on the GPU, and those at the host if `copied_to_host`.
-  // DataLoss: a byte differs.
+  // Compares the bytes on the GPU (and, if `copied_to_host`, those at the host)
+  // with the bytes that Fill wrote. DataLoss: a byte differs.
   absl::Status Compare(bool copied_to_host) {
     if (copied_to_host) {
       SLUICE_RETURN_IF_ERROR(CompareArrived("copies to the host"));
@@ -195,7 +195,7 @@ absl::StatusOr<Benches> OpenAll(device::Driver& driver,
   return benches;
 }
 
-// Bytes per second of each bench: [0] to the GPU, [1] to the host.
+// Returns the bytes per second of each bench: [0] to the GPU, [1] to the host.
 using Rates = std::vector<std::array<double, 2>>;
 absl::StatusOr<Rates> CopyAtOnce(
     std::span<const std::unique_ptr<LinkBench>> benches, bool h2d, bool d2h) {
@@ -286,7 +286,7 @@ std::string HardwareText(const Hardware& hardware, std::string_view base) {
              "that of the\n# shipped profile {}.\n",
              base) +
          planner::train::WriteHardware(hardware, [&](std::string_view key) {
-           if (key == "node.gpus") return std::string("those that nobody used");
+           if (key == "node.gpus") return std::string("the free ones");
            return std::ranges::find(kMeasured, key) != std::end(kMeasured)
                       ? std::string("measured")
                       : std::string(base);

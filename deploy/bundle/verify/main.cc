@@ -307,7 +307,7 @@ class Run {
     if (check.needs_gpu && !check.needs_python && !here_.busy.empty() &&
         result.status == Status::kPassed) {
       result.status = Status::kSkipped;
-      result.reason = "passed on the others; " + here_.busy;
+      result.reason = "passed on the free GPUs; " + here_.busy;
     }
     return result;
   }
@@ -379,12 +379,15 @@ int Main(const std::vector<std::string>& arguments) {
   app.add_option("--out", options.out, "the archive's folder")
       ->capture_default_str();
   app.add_option("--name", options.name,
-                 "instead of `node` and the day, in the archive's name");
-  app.add_option("--only", options.only, "these checks alone")->delimiter(',');
-  app.add_option("--skip", options.skip, "not these")->delimiter(',');
-  app.add_flag("--json", options.json, "the report on standard output too");
+                 "name in place of `node` and the day, in the archive's name");
+  app.add_option("--only", options.only, "run these checks alone")
+      ->delimiter(',');
+  app.add_option("--skip", options.skip, "leave out these checks")
+      ->delimiter(',');
+  app.add_flag("--json", options.json,
+               "print the report on standard output too");
   app.add_option("--limit", options.limit,
-                 "seconds per check, instead of each one's own")
+                 "seconds per check, instead of each check's limit")
       ->check(CLI::Range(1, 3600));
   app.add_option("--python", options.python,
                  "a Python with torch, for the checks of torch");

@@ -58,7 +58,7 @@ std::string AskProbe(const RuleText& rule) {
 }  // namespace
 
 Result RunRules(const Surroundings& here) {
-  const std::string expected = "an answer to each, whichever it is";
+  const std::string expected = "an answer for each rule, whichever it is";
   ShowOnly(
       {here.gpus.begin(), here.gpus.begin() + (here.gpus.size() > 1 ? 2 : 1)});
   std::string diff = kHead, missing, unasked;

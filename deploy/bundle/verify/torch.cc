@@ -63,7 +63,8 @@ absl::Status AwaitNothingLeased(const PrivateDaemon& daemon, absl::Time until) {
   };
   if (AwaitTrue(until, all_free)) return leased.status();
   return absl::InternalError(fmt::format(
-      "{} of the GPU are leased to nobody that lives", FormatBytes(*leased)));
+      "{} of the GPU are still leased after the Python process has ended",
+      FormatBytes(*leased)));
 }
 
 absl::StatusOr<Result> AskTorch(const Surroundings& here) {

@@ -22,6 +22,6 @@ __asm__(".symver old_start, __libc_start_main@GLIBC_2.2.5");
 __attribute__((visibility("hidden"))) int __libc_start_main(
     int (*main)(int, char**, char**), int argc, char** argv, Function construct,
     void (*destroy)(void), void (*end_loader)(void), void* stack) {
-  (void)construct;  // none, from crt1.o of 2.34
+  (void)construct;  // crt1.o of 2.34 passes null
   return old_start(main, argc, argv, Construct, destroy, end_loader, stack);
 }

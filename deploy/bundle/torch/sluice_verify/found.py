@@ -83,7 +83,7 @@ def find_gpu(torch, value: dict) -> None:
             "torch whose architectures have it") from error
     if total != 64.0 ** 3:
         raise Failure(f"a product of ones on {gpu.name} sums up to {total:g}, "
-                      f"which is to be {64 ** 3}")
+                      f"not to {64 ** 3}")
 
 
 def open_session(socket: str) -> None:
@@ -97,5 +97,5 @@ def open_session(socket: str) -> None:
         raise Failure(f"the kit's package cannot be used here: {error}"
                       ) from error
     if device != 0:
-        raise Failure(f"the daemon's GPU is {device} for torch's, which is "
-                      "to be 0: the GPU's UUID is not the same for both")
+        raise Failure(f"torch numbers the daemon's GPU {device}, not 0: the "
+                      "GPU's UUID is not the same for both")

@@ -20,7 +20,7 @@ from sluice_verify.decoder import Decoder, Sizes, loss_of, seeded, twin
 from sluice_verify.result import Failure, Result, in_one_line, say
 from sluice_verify.streamed import device_of, streamed
 
-LIMIT = 1e-4  # of a norm; fp32 rounds by 1e-7, sums by 1e-6
+LIMIT = 1e-4  # of a norm; fp32 rounds values by 1e-7, sums by 1e-6
 TIMES = 2.0  # blocks round bf16 results once more (client/python)
 EXPECTED = (f"fp32: within {LIMIT:g} of each gradient's norm; bf16: at most "
             f"{TIMES:g} times as far from fp32 as plain torch")
@@ -75,7 +75,7 @@ CASES = (
       for hidden in ("device", "host")),
     Case(window, 107, 32),
     Case(window, 107, 32, "host"),
-    Case(window, 107, 32, dtype=torch.bfloat16),  # flash's own windows
+    Case(window, 107, 32, dtype=torch.bfloat16),  # flash masks these itself
     Case(documents, 107, 32),
     Case(documents, 107, 32, "host", torch.bfloat16),
     Case(causal, 769, 256, sizes=WIDE),  # the last chunk has one row

@@ -25,8 +25,8 @@ BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION,
             "cudnn": SDPBackend.CUDNN_ATTENTION}
 SHAPE = (1, 4, 64, 64)  # B, heads, rows, width
 CLOSE = {torch.bfloat16: 3e-2, torch.float32: 1e-4}
-# NEEDED are the kernels and dtypes that kernel="auto" uses, and ASKED are all
-# that blocks may request.
+# NEEDED are the kernels and dtypes that kernel="auto" uses on every GPU, and
+# ASKED are all that blocks may request.
 NEEDED = (("flash", torch.bfloat16), ("efficient", torch.float32))
 ASKED = (*NEEDED, ("cudnn", torch.bfloat16), ("efficient", torch.bfloat16))
 

@@ -104,7 +104,7 @@ def judge(run: dict[str, int]) -> None:
 
 
 def promised(sizes: Sizes) -> int:
-    """Returns the host bytes in fp32, if all chunks are equally long."""
+    """Returns the promised host bytes of an fp32 step with equal chunks."""
     hidden, kv = sizes.hidden, sizes.kv_heads * sizes.width
     layer = 2 * 4 * kv + 4 * hidden + 4 * sizes.heads * sizes.width + (
         4 * sizes.heads)

@@ -1,5 +1,5 @@
-"""The result of a check. It does not import torch, because one check finds out
-whether torch exists."""
+"""The result of a check. This module does not import torch, because one check
+finds out whether torch exists."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ REPEATS = 3  # the minimum is used
 # The model if the GPU has room for it; otherwise the small one.
 LARGE = Sizes(hidden=2048, heads=16, kv_heads=4, width=128, ffn=5632)
 SMALL = Sizes(hidden=256, heads=2, kv_heads=1, width=128, ffn=512)
-ROOM = 8 << 30
+ROOM = 8 << 30  # bytes of GPU memory that the large model needs
 
 
 def check(result: Result, socket: str) -> None:

@@ -44,7 +44,6 @@ class ProbeBench {
     size_t size = 0;
   };
 
-  // Opens the first GPU and makes its context current.
   ProbeBench() {
     auto loaded = LoadedLibrary::Load("libcuda.so.1");
     if (!loaded.ok()) GiveUp(std::string(loaded.status().message()).c_str());
@@ -111,7 +110,6 @@ class ProbeBench {
     return static_cast<std::byte*>(pages);
   }
 
-  // Returns memory that is registered with the driver.
   std::byte* Pinned(size_t bytes) {
     std::byte* const pages = Pages(bytes);
     Must(f().cuMemHostRegister_v2(pages, bytes, 0), "cuMemHostRegister");
@@ -124,7 +122,7 @@ class ProbeBench {
     return event;
   }
 
-  // Returns the kernel for fp32 (kernels/ops/merge.cu).
+  // Returns the merge kernel for fp32 (kernels/ops/merge.cu).
   Kernel MergeKernel() {
     if (ops::MergeFatbin().empty()) GiveUp("this build has no device code");
     Library library = nullptr;
