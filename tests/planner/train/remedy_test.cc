@@ -78,19 +78,22 @@ TEST(TrainRemedy, EveryRemedyMakesTheRequestFit) {
   }
 }
 
+// The model has 40 heads. 20 is no power of two times 16.
 TEST(TrainRemedy, NumbersOfGpusThatDivideTheHeadsAreTried) {
-  Request request = AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, 10,
-                                 18432 * kKibiTokens);
-  request.global_batch = 1;
-  SLUICE_ASSERT_OK_AND_ASSIGN(auto remedies, FindRemedies(request, {}));
-  const auto gpus = [&] {
+  const auto gpus = [](int64_t given, int64_t seq_len) {
+    Request request =
+        AskForRemedy("gpt-13b", "h100-80g", Method::kSluice, given, seq_len);
+    request.global_batch = 1;
+    const auto remedies = FindRemedies(request, {});
     std::vector<std::string> numbers;
-    for (const Remedy& remedy : remedies) {
+    for (const Remedy& remedy : *remedies) {
       if (remedy.flag == "--gpus") numbers.push_back(remedy.value);
     }
     return numbers;
   };
-  EXPECT_THAT(gpus(), ::testing::ElementsAre("40"));
+  EXPECT_THAT(gpus(10, 18432 * kKibiTokens), ::testing::ElementsAre("40"));
+  EXPECT_THAT(gpus(16, 16896 * kKibiTokens), ::testing::ElementsAre("20"));
+  EXPECT_THAT(gpus(16, 17408 * kKibiTokens), ::testing::ElementsAre("32"));
 }
 
 // The settings of an impossible division must not be searched.
