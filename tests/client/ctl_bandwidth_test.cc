@@ -1,4 +1,4 @@
-// Tests which measured links become configuration.
+// Tests how measured links are read, printed and turned into configuration.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -16,7 +16,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two GPUs behind one switch, which is the only link with GPUs below the root.
+// Two GPUs behind one switch. No other link on the root has GPUs, so the root
+// is not measured.
 constexpr const char* kSwitch = R"({"driver": "cuda",
   "gpus": [{"link": "gpu0", "free_bytes": 8}, {"link": "gpu1", "free_bytes": 9}],
   "jobs": [{"name": "tune", "ranks": [{}]}, {"name": "gone", "ranks": []}],
@@ -109,7 +110,7 @@ TEST(LinkConfiguration, AllLinksOfASimulatedNodeAreWritten) {
   EXPECT_THAT(text, HasSubstr("\n]\ngpu_links = [\"gpu0\", \"gpu1\"]\n"));
 }
 
-TEST(MeasuredLinks, ArePrintedAsATableAndAsJson) {
+TEST(MeasuredLinks, MeasuredLinksArePrintedAsATableAndAsJson) {
   MeasurableNode node =
       Measured({24e9, 25e9, 23e9, 24.5e9}, {0.5e9, 50e9, 0.4e9, 50e9});
   node.links[0].set = {20e9, 0, 0.9e9};
@@ -170,7 +171,7 @@ TEST(MeasuredLinks, ReadLinksFindsSetSpeedsAttachedJobsAndKeptLinks) {
   EXPECT_EQ(node.links[0].set_from, "measured");
 }
 
-TEST(LinkSpeeds, AreATableWithTheSourceOfEach) {
+TEST(LinkSpeeds, LinkSpeedsArePrintedWithTheirSources) {
   auto node = nlohmann::json::parse(R"({
     "links": [{"name": "gpu0", "parent": "switch", "speed_from": "measured",
                "h2d_bytes_per_second": 24e9, "d2h_bytes_per_second": 25e9,
