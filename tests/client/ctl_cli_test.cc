@@ -1,5 +1,4 @@
-// Runs sluicectl as a process: its help, and one-line errors with exit status
-// 2.
+// Runs sluicectl as a process: its help, and one-line errors with status 2.
 #include <algorithm>
 #include <set>
 

@@ -1,4 +1,4 @@
-// Tests the configuration: defaults, every key, and one-line errors.
+// Tests the configuration: defaults, keys, and one-line errors.
 #include "daemon/config.h"
 
 #include <fstream>
@@ -26,7 +26,7 @@ TEST(Config, AnEmptyFileGivesTheDefaults) {
   EXPECT_EQ(config.plan_time_limit, absl::Seconds(20));
 }
 
-TEST(Config, EveryKeyIsRead) {
+TEST(Config, KeysAreReadFromAFile) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(R"(
 [device]
 driver = "sim"
@@ -103,7 +103,7 @@ level = "debug"
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
 }
 
-TEST(Config, AnErrorIsOneLineWithFileAndLine) {
+TEST(Config, AnErrorIsOneLineThatNamesTheFault) {
   struct Case {
     const char* text;
     const char* message;
@@ -192,7 +192,6 @@ TEST(Config, AUsersWeightNeedsAUidAndIsLimited) {
   refused("uid = 7\n[[bandwidth.user]]\nuid = 7\n", "uid 7 stands here twice");
 }
 
-// Guards against accepting a second budget of the same job silently.
 TEST(Config, ASecondBudgetOfAJobIsRefused) {
   EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"a\"\n"
                           "[[budgets.job]]\nname = \"a\"\n",
@@ -263,8 +262,8 @@ TEST(Config, AnErrorStaysOneLineWhateverItQuotes) {
   }
 }
 
-// Guards against a folder, which reads as an empty file: the daemon would start
-// with defaults.
+// A folder would read as an empty file, and the daemon would start with
+// defaults.
 TEST(Config, APathThatIsNoRegularFileIsRefused) {
   testing::TempDir directory;
   for (const std::string& path :

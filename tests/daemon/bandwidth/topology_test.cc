@@ -60,7 +60,7 @@ TEST(Topology, ALinkWithAMissingParentIsARoot) {
             kUnlimited);
 }
 
-TEST(Topology, LinksThatFormNoForestAreRefused) {
+TEST(Topology, InvalidLinksAreRefused) {
   EXPECT_THAT(
       Topology::Make({{"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("circle")));

@@ -1,5 +1,6 @@
 // Formats effects as text, so that those of two cores can be compared. Profiles
-// and plans appear by their ids, as each core has objects of its own.
+// appear by job, rank and GPU, and plans by id, as each core has objects of its
+// own.
 #pragma once
 
 #include <string>
