@@ -141,8 +141,8 @@ TEST(PciLinks, MissingFilesAreSkipped) {
 
 TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
   Sysfs sysfs;
-  // Symlinks to a folder that is no device of the bus, to themselves, and to
-  // another device.
+  // Symlinks to a folder that is no device of the bus, to itself, to another
+  // device, and to nothing.
   const std::string real =
       sysfs.Device("pci0000:3a/0000:3a:00.0/0000:3b:00.0", "1e9");
   std::filesystem::create_directories(sysfs.Folder("virtual/thing"));
@@ -166,8 +166,8 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
               ElementsAre("pci-0000:3b:00.0", "root-0000:3a"));
 }
 
-// Domains of volume managers and of ARM machines are below a platform's folder.
-// Two parts of one GPU have the same address.
+// Domains behind a volume management device and of ARM machines are below a
+// platform's folder. Two parts of one GPU have the same address.
 TEST(PciLinks, LongDomainsAndPartsOfOneGpuAreRead) {
   Sysfs sysfs;
   const std::string gpu = sysfs.Device(

@@ -27,14 +27,16 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // Queries the device, which reports `beside_`.
+  // Queries the device, which reports `beside_` as used on GPU 0 outside
+  // leases.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();
     const HeldOutside said = answers_.Add({{{Gpu(0), beside_}}, now});
     node_.Run([&](Core& core) { return core.OutsideKnown(said, now); });
   }
-  // Reports what the rank's driver sees: `beside_` and the daemon's memory.
+  // Sends the rank's report of all memory used on GPU 0: `beside_` and the
+  // daemon's extents.
   void Tell(SessionId rank) {
     node_.clock.Advance(absl::Milliseconds(1));
     const auto reply =
@@ -95,7 +97,7 @@ TEST_F(OutsideRanks, ALeaseIsNoPartOfOutsideMemory) {
   EXPECT_EQ(Outside(), MiB(2));
 }
 
-// A rank's report counts only until the device was queried twice.
+// A rank's report counts only until the device has been queried twice.
 TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotConfirmIsDropped) {
   const SessionId a = node_.Attach("demo", 0);
   node_.clock.Advance(absl::Milliseconds(1));
@@ -127,8 +129,8 @@ TEST_F(OutsideRanks, EachRankIsChargedItsOwnIncrease) {
   EXPECT_EQ(Outside(), MiB(1));
 }
 
-TEST_F(OutsideRanks, EarlierMemoryIsChargedToNoRank) {
-  beside_ += MiB(6);  // another process's
+TEST_F(OutsideRanks, MemoryUsedBeforeTheFirstRankIsChargedToNoRank) {
+  beside_ += MiB(6);  // used by another process
   Ask();
   Ask();
   EXPECT_EQ(Outside(), MiB(3));
@@ -165,7 +167,7 @@ TEST_F(OutsideRanks, OutsideMemoryIsSavedForTheNextDaemon) {
 }
 
 // If the device reports the owner of memory, the reports of ranks are not used.
-TEST(OutsideRanksOfSim, ReportsAreIgnored) {
+TEST(OutsideRanksOfSim, ReportsOfRanksAreIgnoredOnSim) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   const auto reply = node.Ask(a, GpuUseRequest{MiB(12)});

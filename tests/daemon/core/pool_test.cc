@@ -1,4 +1,5 @@
-// Tests that a pool keeps sums, so that no event scans all extents.
+// Tests which extents a pool reuses or destroys, and that a refusal scans none
+// of them.
 #include "daemon/core/pool/pool.h"
 
 #include <algorithm>

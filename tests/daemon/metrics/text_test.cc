@@ -1,5 +1,5 @@
-// Tests the text of /metrics, without its HELP lines, on a node in which no two
-// values are equal.
+// Tests the text of /metrics, without its HELP lines, on a node with many
+// different values.
 #include <memory>
 #include <regex>
 #include <string>
@@ -134,7 +134,7 @@ Snapshot AllDifferent(const CoreDriver& node) {
   return s;
 }
 
-TEST(MetricsText, MatchesItsGoldenFile) {
+TEST(MetricsText, TheTextMatchesItsGoldenFile) {
   CoreDriver node;
   node.Attach("tune", 0, 2);
   node.Attach("tune", 1, 2);

@@ -1,4 +1,5 @@
-// Tests which cgroups count as principals of their own.
+// Tests which cgroups count as principals of their own, and which principals
+// inherit from an ended principal.
 #include "daemon/quota/principal.h"
 
 #include "gmock/gmock.h"

@@ -25,7 +25,7 @@ Quotas Small() {
   return Quotas(shares);
 }
 
-TEST(Quotas, OnePrincipalsShareLeavesTheRestToOthers) {
+TEST(Quotas, OnePrincipalsShareLeavesSomeToOthers) {
   Quotas quotas = Small();
   ASSERT_THAT(quotas.Ask(kA, Resource::kSessions, 2), IsOk());
   EXPECT_THAT(quotas.Ask(kA, Resource::kSessions),

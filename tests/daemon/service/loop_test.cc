@@ -68,7 +68,7 @@ bool MayHaveRealTime() {
   return may;
 }
 
-TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
+TEST_F(LoopTest, ALoopHasRealTimePriorityUntilItIsKeptBusy) {
   if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
   Signal();  // wakes the loop
   loop_->BeUrgent();
@@ -84,7 +84,7 @@ TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
   EXPECT_EQ(last, SCHED_OTHER);
 }
 
-TEST_F(LoopTest, HasNormalPriorityUnlessItIsUrgent) {
+TEST_F(LoopTest, ALoopHasNormalPriorityUnlessItIsUrgent) {
   int policy = -1;
   loop_->SetWork([&] {
     policy = sched_getscheduler(0);
