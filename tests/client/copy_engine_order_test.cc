@@ -54,8 +54,8 @@ TEST_F(CopyEngineOrderTest, WithoutATicketACopyInReadsOldBytes) {
 }
 
 // A chunk loop with `kSlots` staging slots on the GPU and chunks in host
-// memory. Each visit copies a chunk in, compares all its bytes, changes them
-// and copies the chunk out.
+// memory. Each visit copies a chunk in, compares and changes its bytes, and
+// copies it out.
 class ChunkLoop {
  public:
   ChunkLoop(CopyEngine* engine, std::byte* gpu, std::byte* host, uint32_t seed)

@@ -16,8 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two GPUs behind one switch. No other link on the root has GPUs, so the root
-// is not measured.
+// Two GPUs behind one switch, on a root without other GPUs.
 constexpr const char* kSwitch = R"({"driver": "cuda",
   "gpus": [{"link": "gpu0", "free_bytes": 8}, {"link": "gpu1", "free_bytes": 9}],
   "jobs": [{"name": "tune", "ranks": [{}]}, {"name": "gone", "ranks": []}],

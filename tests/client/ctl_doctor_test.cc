@@ -1,5 +1,4 @@
-// Tests the doctor's checks on made-up facts, and how facts are read. Each
-// check fails in at least one case.
+// Tests the doctor's checks on made-up facts, and how facts are read.
 #include <pwd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>

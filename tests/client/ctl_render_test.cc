@@ -1,6 +1,5 @@
-// Tests sluicectl's output, in part against the files in golden/. After an
-// intended change, run this test with SLUICE_UPDATE_GOLDEN=1 and review the
-// difference.
+// Tests sluicectl's output, in part against golden/. After an intended change,
+// run this test with SLUICE_UPDATE_GOLDEN=1 and review the difference.
 #include <fmt/format.h>
 
 #include <fstream>

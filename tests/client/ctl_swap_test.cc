@@ -167,8 +167,7 @@ TEST_F(PlanSwapCli, ResidentLayersSwapNothing) {
   }
 }
 
-// Returns the example's layers as two kinds. A layer of the second kind takes
-// half as long.
+// Returns the example as two kinds of layers, the second kind twice as fast.
 nlohmann::json TwoKinds() {
   nlohmann::json node = Example();
   nlohmann::json& rank = node["ranks"][0];

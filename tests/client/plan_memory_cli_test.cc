@@ -369,8 +369,7 @@ TEST(PlanMemoryCli, AKilledRunLeavesNoFileBehind) {
   const std::string trace = Write(dir, "t.csv", Hard());
   const std::string plan = Write(dir, "p.csv", "as it was");
   const auto child = Start({trace, "-o", plan, "--svg", dir.File("p.svg")});
-  // The program reads the trace within milliseconds, and then solves until its
-  // time limit.
+  // The program reads for milliseconds, and then solves until its time limit.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   child->Kill(SIGTERM);
   const ChildResult result = child->Join();

@@ -167,8 +167,7 @@ TEST(CheckRequest, TimesOfAReportAreFiniteButItsLossMayBeNan) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_bytes_h2d(0);
   EXPECT_THAT(CheckRequest(message), IsOk());
-  // The daemon adds up plan_mismatches, so a client's -1 must not reduce the
-  // sum.
+  // The daemon adds up mismatches, so a client's -1 must not reduce the sum.
   report->set_plan_mismatches(static_cast<uint64_t>(-1));
   EXPECT_THAT(CheckRequest(message),
               StatusIs(kBad, HasSubstr("plan_mismatches")));

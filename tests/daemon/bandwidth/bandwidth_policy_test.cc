@@ -1,5 +1,4 @@
-// Tests the policy in injected time, with results computed by hand. A link
-// moves one unit per second.
+// Expected results are computed by hand. A link moves one unit per second.
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include "gmock/gmock.h"

@@ -56,8 +56,7 @@ TEST(FairShares, TheLevelAtWhichAChannelWasFullIsReported) {
   EXPECT_THAT(shares.full_at, ElementsAre(kUnlimited, 10));
 }
 
-// Two flows are behind a switch of 30 bytes, the third directly under a root of
-// 100 bytes.
+// Two flows share a switch of 30 bytes, below a root of 100 with a third flow.
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};

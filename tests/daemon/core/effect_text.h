@@ -1,6 +1,5 @@
-// Formats effects as text, so that those of two cores can be compared. Profiles
-// appear by job, rank and GPU, and plans by id, as each core has objects of its
-// own.
+// Formats effects as text, so that the effects of two cores can be compared. A
+// profile appears as its job, rank and GPU, a plan as its id.
 #pragma once
 
 #include <string>

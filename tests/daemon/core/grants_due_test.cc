@@ -34,8 +34,7 @@ class DueLink {
       rank.begin = rank.used = rank.end = rank.limit[kH2d];
     }
   }
-  // Adds `bytes` to the rank's copies. Compute needs them when `due` has
-  // passed.
+  // Adds `bytes` to the rank's copies. Compute needs them `due` from now.
   void Copy(int slot, uint64_t bytes, absl::Duration due) {
     ranks_[slot].end += bytes;
     ranks_[slot].due = now_ + due;
@@ -172,8 +171,7 @@ TEST(GrantsDue, RanksOfOneUserGetAheadNoFurtherThanOneRank) {
   }
   const uint64_t before = used[0][kH2d];
   for (absl::Duration t; t < absl::Seconds(2); t += kDueTick) refill();
-  // The even share is half of 2 s of the link. The other user may be ahead by
-  // 0.2 s of it.
+  // The even share is half of 2 s. The other user may be ahead by 0.2 s.
   EXPECT_GE(static_cast<double>(used[0][kH2d] - before), 0.75 * kDueRate);
 }
 

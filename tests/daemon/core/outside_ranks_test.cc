@@ -27,16 +27,14 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // Queries the device, which reports `beside_` as used on GPU 0 outside
-  // leases.
+  // Lets the device report that `beside_` of GPU 0 is used outside leases.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();
     const HeldOutside said = answers_.Add({{{Gpu(0), beside_}}, now});
     node_.Run([&](Core& core) { return core.OutsideKnown(said, now); });
   }
-  // Sends the rank's report of all memory used on GPU 0: `beside_` and the
-  // daemon's extents.
+  // Sends a rank's report of used memory: `beside_` and the daemon's extents.
   void Tell(SessionId rank) {
     node_.clock.Advance(absl::Milliseconds(1));
     const auto reply =

@@ -15,8 +15,7 @@ using ::testing::HasSubstr;
 constexpr absl::Time kFirst = absl::UnixEpoch();
 constexpr absl::Duration kLater = absl::Seconds(1);
 
-// Returns answers for two GPUs with 2 MiB of spare memory each, on a device
-// that reports no holders.
+// Each of the two GPUs has 2 MiB of spare memory. No holders are reported.
 OutsideAnswers OnCuda() {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(2);

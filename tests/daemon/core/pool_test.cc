@@ -1,5 +1,4 @@
-// Tests which extents a pool reuses or destroys, and that a refusal scans none
-// of them.
+// Tests which extents a pool reuses or destroys. A refusal scans none of them.
 #include "daemon/core/pool/pool.h"
 
 #include <algorithm>

@@ -208,8 +208,8 @@ TEST_F(Replan, ALeaseIsRefusedOnceReplanningFreesNoRoom) {
   EXPECT_THAT(std::get<absl::Status>(reply->second),
               StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(Changes(a), IsEmpty());
-  // A GPU lease never waits for a plan, nor does a host lease that only another
-  // principal's jobs could make room for.
+  // A GPU lease never waits for a plan. A host lease waits only if its own
+  // principal's jobs could make room.
   EXPECT_TRUE(node.Ask(b, LeaseRequest{Gpu(1), MiB(64)}).has_value());
   const SessionId c = node.Attach("c", 0, 1, /*uid=*/2, 1);
   EXPECT_TRUE(node.Ask(c, LeaseRequest{Host(0), MiB(2)}).has_value());
@@ -299,8 +299,7 @@ TEST_F(Replan, UsersTakeTurnsWithJointRounds) {
   EXPECT_THAT(node.to_solve.back().jobs, ElementsAre(0, 1, 2, 3));
 }
 
-// Guards against a profile that takes long to solve and keeps other users' jobs
-// waiting.
+// Guards against one user's long solve that keeps other users' jobs waiting.
 TEST_F(Replan, AJointRoundIsCutOffAtItsShareAndItsJobsArePlannedAlone) {
   a = Ask("a");
   const PlanRoundId hard = node.to_solve.back().round;

@@ -174,8 +174,7 @@ bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                                         : job == head);
 }
 
-// Checks the rules for a new request, and for a waiting request that has its
-// turn.
+// Checks the rules for a new request, and for a waiting request at its turn.
 TEST(WaitingQueue, WhatALeaseLacksDecidesWhichLaterLeasesItDelays) {
   const absl::Time began = absl::UnixEpoch();
   const auto check = [&](Waiter::Lacks lacks, const JobKey& job,

@@ -56,8 +56,7 @@ TEST_F(KeeperStderr, APipeWithoutAReaderDoesNotStopTheKeeper) {
   ExpectKeeperWorks(peer);
 }
 
-// Guards against a keeper's loop that blocks, so that nothing is stored or
-// started.
+// Guards against a keeper that blocks, and so stores and starts nothing.
 TEST_F(KeeperStderr, AFullPipeDoesNotStopTheKeeper) {
   Peer peer(Socket());
   const UniqueFd filler(

@@ -1,5 +1,4 @@
-// Tests a snapshot's JSON, on states with values that differ within each
-// object.
+// Tests a snapshot's JSON. The values within one object differ.
 #include "daemon/metrics/snapshot_json.h"
 
 #include <cmath>

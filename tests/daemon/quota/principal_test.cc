@@ -1,5 +1,4 @@
-// Tests which cgroups count as principals of their own, and which principals
-// inherit from an ended principal.
+// Tests which cgroups are principals, and which principals inherit.
 #include "daemon/quota/principal.h"
 
 #include "gmock/gmock.h"

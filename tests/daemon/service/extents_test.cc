@@ -179,8 +179,7 @@ TEST_F(ExtentsTest, AWaitingExtentDoesNotDelayADestroyThatMakesRoom) {
 }
 
 // Owns the node, as the daemon does: the driver knows whether there is room
-// without asking the kernel. The kernel's answer takes longer the more
-// processes exist.
+// without asking the kernel. Asking takes longer the more processes exist.
 class OwnedExtentsTest : public ExtentsTest {
  protected:
   absl::StatusOr<std::unique_ptr<device::Driver>> Open(

@@ -55,8 +55,7 @@ TEST(Table, ChangesAreRecordedOnlyAfterTheFirstQuery) {
   EXPECT_THAT(Changed(names), ElementsAre("odd=3"));
 }
 
-// The row holds its key. Guards against a read of the key after the row is
-// freed.
+// Guards against a read of the row's key after the row is freed.
 TEST(Table, ARowIsErasedByAReferenceToItsKey) {
   Names names;
   names.Insert("a name too long to be held without memory of its own", 1);

@@ -339,8 +339,7 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
       DecodePlanRequest);
 }
 
-// Returns a unit of `buffers` buffers that occupy the same place one after
-// another.
+// Returns a unit of `buffers` buffers that use the same place in turn.
 UnitPlan LongUnit(size_t buffers) {
   UnitPlan unit;
   for (size_t i = 0; i < buffers; ++i) {
