@@ -90,7 +90,7 @@ TEST(LinkConfiguration, ALimitOfBothDirectionsIsTheSumOfBoth) {
 
 // Above a link with one limit for both directions, the daemon refuses links
 // with separate limits.
-TEST(LinkConfiguration, LinksAboveALimitOfBothDirectionsGetOneToo) {
+TEST(LinkConfiguration, LinksAboveALimitOfBothDirectionsGetSuchALimit) {
   const std::string text = ConfigurationOf(
       Measured({24e9, 25e9, 15e9, 15e9}, {30e9, 31e9, 16e9, 16e9}));
   EXPECT_THAT(text, HasSubstr("{name = \"gpu0\", h2d_bytes_per_s = 2.4e+10, "

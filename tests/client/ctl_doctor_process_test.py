@@ -64,7 +64,7 @@ class Doctor(unittest.TestCase):
         self.addCleanup(os.chmod, self.run_dir, 0o700)
         self.assertEqual(self.found()["daemon"]["health"], "problem")
 
-    def test_limits_are_those_of_the_daemons_process(self):
+    def test_limits_are_read_from_the_daemons_process(self):
         before = self.found()
         # This is fewer than this test itself may open.
         limit = 1000

@@ -26,7 +26,7 @@ TEST(Config, AnEmptyFileGivesTheDefaults) {
   EXPECT_EQ(config.plan_time_limit, absl::Seconds(20));
 }
 
-TEST(Config, KeysAreReadFromAFile) {
+TEST(Config, KeysAreReadIntoTheConfig) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(R"(
 [device]
 driver = "sim"
@@ -207,7 +207,7 @@ TEST(Config, ABudgetForAnInvalidJobNameIsRefused) {
                                  "32")));
 }
 
-// Guards against `gpu_bytes = 40` read as 40 bytes, and "40GB" read as 40 GiB.
+// Guards against reading 40 as 40 bytes, and "40GB" as 40 GiB.
 TEST(Config, SizesNeedUnitsAsOnTheCommandLine) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
   EXPECT_THAT(bare, StatusIs(absl::StatusCode::kInvalidArgument,

@@ -88,8 +88,8 @@ TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
   EXPECT_THAT(bandwidth::Topology::Make(links), sluice::testing::IsOk());
 }
 
-// A switch is below another one, such as the switch of a GPU card.
-TEST(PciLinks, EachOfSwitchesInSeriesIsALink) {
+// A switch is below another switch, such as the switch of a GPU card.
+TEST(PciLinks, EachSwitchOfASeriesIsALink) {
   Sysfs sysfs;
   std::string path = "pci0000:00";
   for (const char* address : {"0000:00:01.0", "0000:01:00.0", "0000:02:00.0",

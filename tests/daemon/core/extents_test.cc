@@ -1,5 +1,5 @@
 // Tests the limits of extents, which principal's extents make room, and when
-// idle ones are destroyed.
+// idle extents are destroyed.
 #include <algorithm>
 
 #include "gmock/gmock.h"
@@ -87,7 +87,7 @@ TEST(Extents, ALimitByOpenFilesIsReportedAsALackOfOpenFiles) {
 }
 
 // Guards against small idle extents that hold all descriptors.
-TEST(Extents, AUsersIdleExtentsMakeRoomForItsNewOnes) {
+TEST(Extents, AUsersIdleExtentsMakeRoomForItsNewExtents) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 10);
@@ -217,7 +217,7 @@ TEST(Extents, TheMachinesNeedDestroysTheOldestIdleHostMemory) {
 }
 
 // Guards against memory that a dead pod keeps and no other pod may lease.
-TEST(Extents, MemoryOfAPodIsDestroyedAndOfASlurmJobReused) {
+TEST(Extents, APodsMemoryIsDestroyedAndASlurmJobsMemoryReused) {
   constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
   CoreDriver node(KeepingHost());
   DieWithHost(node, 1, "/kubepods/pod1");

@@ -134,7 +134,7 @@ TEST(GrantsDue, ACopyInTimeByItsFairShareBorrowsNothing) {
               static_cast<double>(Units(0.5)));
 }
 
-// Each rank has 3 units due at 3T; the link carries both by 6T.
+// Each rank has 3 units due at 3T. The link carries all 6 units by 6T.
 TEST(GrantsDue, LateCopiesAndTheirDelaysAreCounted) {
   DueLink link(2);
   for (int i = 0; i < kRounds; ++i) {
@@ -213,7 +213,7 @@ TEST(GrantsDue, ABurstAmongBusyRanksIsInTimeIfItsDeadlineIsKnown) {
   }
 }
 
-TEST(GrantsDue, BandwidthLentToABurstIsReturnedToTheOthers) {
+TEST(GrantsDue, BandwidthLentToABurstIsReturnedToOtherRanks) {
   for (const bool told : {false, true}) {
     DueLink link(4);
     RunAmongHungryOnes(link, told);

@@ -156,7 +156,7 @@ TEST(Grants, RanksWithoutMemoryGetOnlyUnusedBandwidth) {
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.99 * kRate);
-  // They copy when no rank with memory does.
+  // Ranks without memory copy when no rank with memory does.
   link.Run(absl::Seconds(1), {{0, 0}});
   const auto then = link.used;
   link.Run(absl::Seconds(2), {{0, 0}});
@@ -334,7 +334,7 @@ TEST(Grants, AnOffloadAloneOnASharedMemoryLinkHasANarrowWindow) {
   EXPECT_EQ(both.rate[0], (Directions{500'000'000, 500'000'000}));
 }
 
-TEST(Grants, APromiseIsKeptBothWaysOnASharedMemoryLink) {
+TEST(Grants, APromiseIsKeptInBothDirectionsOfASharedMemoryLink) {
   Link link({{"memory", 0, 0, "", kRate}});
   link.Attach(0, /*promised=*/0.3 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);

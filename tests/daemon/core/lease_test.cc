@@ -284,7 +284,7 @@ TEST(Budget, EveryConfiguredLimitIsListedEvenIfUnused) {
       << "limits of others are theirs";
 }
 
-TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
+TEST(Budget, ALimitBelowUseIsRefusedAndOtherLimitsApplyAtOnce) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());

@@ -101,7 +101,7 @@ TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotConfirmIsDropped) {
   node_.clock.Advance(absl::Milliseconds(1));
   node_.Ask(a, GpuUseRequest{GiB(900)});
   EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
-  EXPECT_EQ(Of(a), MiB(19));  // no more than the GPU has
+  EXPECT_EQ(Of(a), MiB(19));  // all that the daemon does not use
   Ask();
   EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
   Ask();

@@ -1,4 +1,5 @@
-// Tests memory held outside leases: it is not free until the device reports so.
+// Tests memory held outside leases: it is not free until the device reports its
+// release.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"

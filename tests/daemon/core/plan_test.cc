@@ -126,7 +126,7 @@ TEST(Plan, ALinkWithOneLimitedDirectionLimitsThatDirection) {
   EXPECT_EQ(links[1].d2h_bytes_per_second, 2e9);
 }
 
-TEST(Plan, ALinkAboveOthersLimitsAllBelowIt) {
+TEST(Plan, ALinkLimitsAllLinksBelowIt) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 1e9, 1e9, "switch"},
                   {"pcie1", 1e9, 1e9, "switch"},

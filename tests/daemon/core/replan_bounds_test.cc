@@ -116,7 +116,7 @@ TEST_F(ReplanBounds, AtMostOneLeaseOfASessionWaitsForAPlan) {
   EXPECT_FALSE(Waits(b, MiB(2)));
 }
 
-TEST_F(ReplanBounds, ALeaseWaitsForOthersNotForItsOwnJob) {
+TEST_F(ReplanBounds, ALeaseDoesNotWaitForItsOwnJob) {
   JoinThatWaits();
   Free(a, held);  // a shrinks
   LeaseHost(b, MiB(16));

@@ -80,7 +80,7 @@ TEST_F(Replan, AfterItsDeadlineAJoinIsPlannedWithFreeMemory) {
   EXPECT_NE(small, LeaseId());
 }
 
-TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
+TEST_F(Replan, AJobsEndLetsOtherJobsGrow) {
   JoinThatWaits();
   TakeChange(a, &held, MiB(16));
   node.Die(b);
@@ -141,7 +141,7 @@ TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   EXPECT_THAT(Planning(), IsEmpty());
 }
 
-TEST_F(Replan, ADeathDuringAChangeLetsTheJoinIn) {
+TEST_F(Replan, ADeathDuringAChangeMakesRoomForTheJoin) {
   JoinThatWaits();
   node.Die(a);
   EXPECT_EQ(Ready(b), 1u);

@@ -471,7 +471,7 @@ TEST(Session, APrincipalEndsWithItsLastSessionAndExtent) {
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
   EXPECT_EQ(node.core.Save().ledger.principals.size(),
-            1u);  // only b's is left
+            1u);  // only user 2 is left
   // The session ends while its first extent is being made, and making it fails.
   node.make_at_once = false;
   const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);

@@ -160,7 +160,7 @@ TEST(WaitingQueue, ALeaseIsTriedOnlyAfterChangesThatConcernIt) {
 }
 
 // Returns, by the rules at the top of waiting.h, whether a lease for 8 MiB of
-// GPU 0, of job "a" of user 1, delays a later one.
+// GPU 0, of job "a" of user 1, delays a later lease.
 bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                  const LeaseRequest& asked, Rights rights, bool second_half) {
   const JobKey head = {{1, ""}, "a"};
@@ -405,7 +405,7 @@ TEST_F(WaitingLeases, ASmallerBudgetRefusesALeaseThatBecameImpossible) {
   EXPECT_EQ(Ended(WaitEnd::kRefused), 1u);
 }
 
-TEST_F(WaitingLeases, AReservedLeaseOvertakesOtherUsersButNotItsOwn) {
+TEST_F(WaitingLeases, AReservedLeaseOvertakesOnlyOtherUsersLeases) {
   Lease(alice_, MiB(4));
   ASSERT_THAT(Reserve(Gpu(0), 3, MiB(4)), IsOk());
   const Asked head = Wait(bob_, MiB(12), 2 * kLong);

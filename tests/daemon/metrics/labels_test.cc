@@ -181,7 +181,7 @@ TEST(MetricLabels, CountsOfAnEndedJobStayForFiveMinutes) {
   EXPECT_THAT(Scrape(node), Not(HasSubstr("tune")));
 }
 
-// Guards against one user that makes as many series as there are names.
+// Guards against one user that makes a series for each of many job names.
 TEST(MetricLabels, AtMost256JobsAreNamedAndFurtherOnesAreOther) {
   CoreDriver node;
   for (int i = 0; i < 300; ++i) {

@@ -152,7 +152,7 @@ TEST(MetricsText, TheTextMatchesItsGoldenFile) {
   };
   const std::string all = text(Audience::kOperators);
   testing::ExpectGolden(all, "tests/golden/daemon/metrics.txt");
-  // The page for all users has the same lines, except those with users.
+  // Each line of the page for all users is in `all`, and names no user.
   std::istringstream lines(text(Audience::kAnybody));
   for (std::string line; std::getline(lines, line);) {
     EXPECT_THAT(all, ::testing::HasSubstr(line));

@@ -1,4 +1,5 @@
-// Tests how much one principal, and all together, may take of each resource.
+// Tests how much one principal, and all principals together, may take of each
+// resource.
 #include "daemon/quota/quotas.h"
 
 #include <map>
@@ -146,7 +147,7 @@ TEST(Shares, SessionsAndExtentsTogetherStayBelowTheOpenFiles) {
 }
 
 // Guards against a few accounts that take all of a resource.
-TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
+TEST(Shares, FiveUsersAtTheirLimitsLeaveSomeForOthers) {
   for (const int64_t files : {128, 1024, 20'000}) {
     for (const auto what : {Resource::kSessions, Resource::kRanks,
                             Resource::kWaiting, Resource::kInFlight}) {

@@ -98,7 +98,7 @@ TEST_F(InFlightTest, UnreadDescriptorsOfOneUserLeaveRoomForAnother) {
             Room::kYes);
 }
 
-TEST_F(InFlightTest, AUserWithNoneInFlightAlwaysHasRoom) {
+TEST_F(InFlightTest, AUserWithNoDescriptorsInFlightAlwaysHasRoom) {
   Ends a, b, c;
   ASSERT_EQ(Take(a, kA, 8), Room::kYes);
   ASSERT_EQ(Take(b, kB, 8), Room::kYes);

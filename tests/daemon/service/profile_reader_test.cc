@@ -208,7 +208,7 @@ TEST_F(ProfileReaderTest, DroppedProfilesAreNotCounted) {
   for (const Answer& answer : answers_) EXPECT_THAT(answer.profile, IsOk());
 }
 
-TEST_F(ProfileReaderTest, ALargeProfileOfOneUserDoesNotDelayAnothers) {
+TEST_F(ProfileReaderTest, ALargeProfileOfOneUserDoesNotDelayAnotherUsers) {
   Make();
   for (uint64_t session = 1; session <= 3; ++session) {
     ASSERT_THAT(Read(session, 7, Encoded(20000)), IsOk());
