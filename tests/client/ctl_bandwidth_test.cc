@@ -34,7 +34,7 @@ MeasurableNode Measured(MeasuredSpeeds gpu, MeasuredSpeeds both) {
   return *node;
 }
 
-TEST(MeasurableNode, EachLinkIsMeasuredOnceByAllGpusBehindIt) {
+TEST(MeasurableNode, LinksWithTheSameGpusAreMeasuredOnce) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MeasurableNode node, ReadLinks(kSwitch));
   EXPECT_THAT(node.jobs, ElementsAre("tune"));
   EXPECT_THAT(node.gpu_free, ElementsAre(8, 9));
