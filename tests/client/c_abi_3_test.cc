@@ -31,8 +31,8 @@ class CAbi3Test : public CAbiTest {
   }
 
   struct Told {
-    uint64_t up_to = 0;  // due_bytes of the direction
-    absl::Duration in;   // from Copy's call to due_ns
+    uint64_t up_to = 0;  // the published due_bytes
+    absl::Duration in;   // the published due_ns, counted from Copy's call
   };
   // Enqueues one copy of kSize bytes, reads the deadline that the engine
   // publishes for it, and then lets the copy run.
@@ -46,8 +46,7 @@ class CAbi3Test : public CAbiTest {
                   engine_, direction, direction == kIn ? gpu : host,
                   direction == kIn ? host : gpu, kSize, nullptr, 0, &ticket),
               0);
-    // The engine publishes the deadline before it books the bytes that must
-    // wait.
+    // The engine publishes the deadline before it books the copy's bytes.
     while (slot.used_bytes[direction].load() < end) {
       daemon_.Beat();
       std::this_thread::yield();
@@ -85,7 +84,7 @@ TEST_F(CAbi3Test, ACopyThatWaitsForBandwidthPublishesItsDeadline) {
   EXPECT_EQ(Copy(kIn).up_to, 0u);
 }
 
-TEST_F(CAbi3Test, ABadTimeOrDirectionIsAnError) {
+TEST_F(CAbi3Test, ABadSlackOrDirectionIsAnError) {
   for (const double seconds :
        {std::nan(""), std::numeric_limits<double>::infinity()}) {
     EXPECT_EQ(sluice_engine_know_slack(engine_, kIn, seconds),

@@ -1,4 +1,4 @@
-// Fixture: a session of the C ABI with a scripted daemon.
+// Fixture that opens a session through the C ABI, with a scripted daemon.
 #pragma once
 
 #include <string>
@@ -23,8 +23,8 @@ class CAbiTest : public ::testing::Test {
   }
   ~CAbiTest() override { sluice_session_close(session_); }
 
-  // Waits until all events sent so far have arrived: a lease's reply follows
-  // them.
+  // Waits until the client has received all events sent so far: the reply to a
+  // lease follows them.
   void AwaitEvents() {
     sluice_region* region;
     ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);

@@ -35,7 +35,7 @@ TEST_F(CAbiTest, ACallerLeasesCopiesAndWaits) {
   sluice_copy_stats stats = {.size = sizeof(stats)};
   ASSERT_EQ(sluice_engine_stats(engine, &stats), 0);
   EXPECT_EQ(stats.host_to_gpu_bytes, 100'000u);
-  // A caller that knows no field of the struct passes only the size.
+  // A struct must hold at least its `size` field.
   for (const size_t size : {sizeof(stats.size), sizeof(stats.size) - 1}) {
     stats.size = size;
     EXPECT_EQ(sluice_engine_stats(engine, &stats),
@@ -108,7 +108,7 @@ TEST_F(CAbiTest, ARefusalHasTheDaemonsReason) {
   EXPECT_STREQ(sluice_last_error(), "asked 9 MiB, free 7 MiB");
 }
 
-TEST_F(CAbiTest, ALeaseWaitsAsLongAsItsCallSays) {
+TEST_F(CAbiTest, ALeaseRequestHasTheWaitOfItsCall) {
   uint32_t wait_ms = 7;
   daemon_.SetScript([&](const wire::Message& m) {
     wait_ms = m.packet.request().lease().wait_ms();
@@ -146,7 +146,7 @@ TEST_F(CAbiTest, BadArgumentsAreErrors) {
   sluice_session_close(nullptr);
 }
 
-TEST_F(CAbiTest, AnOlderCallersShorterStructIsServed) {
+TEST_F(CAbiTest, TheShorterStructOfAnOlderCallerIsFilled) {
   struct {
     size_t size;
     uint64_t gpu_total;
@@ -159,7 +159,7 @@ TEST_F(CAbiTest, AnOlderCallersShorterStructIsServed) {
   EXPECT_EQ(old.canary, 0x1234u);
 }
 
-TEST_F(CAbiTest, ReportsAndPlansReachTheDaemon) {
+TEST_F(CAbiTest, AReportReachesTheDaemonAndAPlanTheCaller) {
   sluice_step_report report = {.size = sizeof(report), .step = 2};
   EXPECT_EQ(sluice_session_report(session_, &report), 0);
   char* plan = nullptr;
@@ -199,7 +199,7 @@ TEST_F(CAbiTest, EventsReachTheHandler) {
   wire::Event event;
   event.mutable_evicted()->set_reason("drained");
   daemon_.SendEvent(event);
-  sluice_region* region;  // the reply to its lease follows the event
+  sluice_region* region;  // the reply to this lease follows the event
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);
   sluice_region_free(region);
   ASSERT_EQ(sluice_session_on_event(session_, nullptr, nullptr), 0);
@@ -209,14 +209,23 @@ TEST_F(CAbiTest, EventsReachTheHandler) {
 }
 
 TEST_F(CAbiTest, AChangedPlanIsAnsweredNotTaken) {
+  bool taken = true;
+  daemon_.SetScript([&](const wire::Message& m) {
+    if (m.packet.request().has_plan_taken()) {
+      taken = m.packet.request().plan_taken().taken();
+    }
+    return false;
+  });
   wire::Event event;
   event.mutable_plan_changed()->set_plan_id(9);
   const auto memfd = *wire::ToMemfd("plan", plan::Encode(plan::NodePlan()));
   daemon_.SendEvent(event, {memfd.get()});
-  sluice_region* region;  // the reply to its lease follows the event
+  sluice_region* region;  // the reply to this lease follows the event
   ASSERT_EQ(sluice_region_lease(session_, SLUICE_HOST, 1, &region), 0);
   sluice_region_free(region);
+  daemon_.SetScript(nullptr);
   EXPECT_EQ(daemon_.count(wire::Request::kPlanTaken), 1);
+  EXPECT_FALSE(taken);
 }
 
 TEST(TicketTable, UnknownAndDroppedTicketsCountAsReached) {

@@ -1,6 +1,5 @@
-// Races between copies corrupt gradients silently. These tests drive one engine
-// like a chunk loop, with random link speeds and delays, and compare every byte
-// that compute reads.
+// Tests the order of copies, as races between copies corrupt gradients
+// silently.
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
@@ -37,7 +36,7 @@ TEST_F(CopyEngineOrderTest, ACopyInWaitsForTheTicketOfACopyOut) {
 
 TEST_F(CopyEngineOrderTest, WithoutATicketACopyInReadsOldBytes) {
   // Proves that the test above can fail: without the ticket H2D overtakes D2H.
-  // ThreadSanitizer must find this race (tests/client/CMakeLists.txt).
+  // The CTest entry `planted_race` expects ThreadSanitizer to find this race.
   if (kThreadSanitizer && getenv("SLUICE_PLANTED_RACE") == nullptr) {
     GTEST_SKIP() << "this test races on purpose";
   }
@@ -55,7 +54,8 @@ TEST_F(CopyEngineOrderTest, WithoutATicketACopyInReadsOldBytes) {
 }
 
 // A chunk loop with `kSlots` staging slots on the GPU and chunks in host
-// memory. Each visit copies a chunk in, changes its bytes and copies it out.
+// memory. Each visit copies a chunk in, compares and changes its bytes, and
+// copies it out.
 class ChunkLoop {
  public:
   ChunkLoop(CopyEngine* engine, std::byte* gpu, std::byte* host, uint32_t seed)
@@ -69,7 +69,7 @@ class ChunkLoop {
   void Visit() {
     const int64_t chunk = Pick(kChunks), slot = Pick(kSlots);
     std::byte* buffer = gpu_ + slot * kSize;
-    // The copy in waits for the last copy out of this slot and of this chunk.
+    // The copy in waits for the last copies out of this slot and of this chunk.
     const Ticket in = engine_->Enqueue(
         {.pieces = {{buffer, host_ + chunk * kSize, Bytes(kSize)}},
          .after = {slot_free_[slot], chunk_home_[chunk]},

@@ -88,7 +88,7 @@ TEST_F(CopyEngineTest, EveryWaitAfterAFailedCopyReturnsItsError) {
   EXPECT_THAT(engine_->Drain(), StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-TEST_F(CopyEngineTest, TheWaitForACopyThatFailsOnItsStreamFails) {
+TEST_F(CopyEngineTest, AWaitFailsIfItsCopyFailsOnTheStream) {
   Start();
   ASSERT_THAT(node_->FailCall("Copy", 1), IsOk());
   const Ticket ticket = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
@@ -138,7 +138,7 @@ TEST_F(CopyEngineTest, TicketsOutliveTheEngine) {
   EXPECT_THAT(engine_->Wait(ticket), IsOk());
 }
 
-TEST_F(CopyEngineTest, EnqueueIssuesACopyThatNeedNotWait) {
+TEST_F(CopyEngineTest, WithoutAGateEnqueueIssuesCopiesAtOnce) {
   Start(/*speed=*/50e3);
   const uint64_t before = driver_->counters().copies;
   const Ticket in = engine_->Enqueue(ToGpu(Bytes(0), KiB(64)));
@@ -160,8 +160,8 @@ class GatedEngineTest : public EngineTest {
     return absl::FromUnixNanos(
         static_cast<int64_t>(use_.slot.due_ns[kH2d].load()));
   }
-  // Expects no booked bytes until `slow` is done: all copies to the GPU wait
-  // for it.
+  // Expects no booked bytes until `slow` is done, because all copies to the GPU
+  // wait for `slow`.
   void ExpectNothingBooked(const Ticket& slow) const {
     while (true) {
       // Reads `booked` before slow.done(): once `slow` is done, more bytes are
@@ -227,8 +227,8 @@ TEST_F(GatedEngineTest, OnlyCopiesWithinTheGrantAreIssuedAhead) {
   limits_.slots[0].limit_bytes[kD2h] = 8 << 20;
   Start(/*speed=*/10e6, {.gate = &gate_});
   std::memset(host_, 5, MiB(1).size());
-  // This copy takes 105 ms at the link's speed. The grant has room for three
-  // quarters of the copies behind it.
+  // This copy takes 105 ms at the link's speed. The limit has room for 75 of
+  // the 100 copies that wait for `slow`.
   const Ticket slow = engine_->Enqueue(ToHost(MiB(4), MiB(1)));
   const uint64_t before = driver_->counters().copies;
   Ticket last;
@@ -264,7 +264,7 @@ TEST_F(GatedEngineTest, WithoutAKnownLinkSpeedAllCopiesAreIssuedAhead) {
   EXPECT_TRUE(last.done());
 }
 
-TEST_F(GatedEngineTest, SlicesOfACopyWithoutRoomAreBookedOnceItCanStart) {
+TEST_F(GatedEngineTest, ACopyBeyondTheLimitBooksSlicesOnceItCanStart) {
   Beat();
   limits_.slots[0].limit_bytes[kH2d] = 1 << 20;
   limits_.slots[0].limit_bytes[kD2h] = 8 << 20;
@@ -284,7 +284,7 @@ TEST_F(GatedEngineTest, ACopyThatWaitsForAGrantPublishesItsDueTime) {
   Start(0, {.gate = &gate_, .slice = MiB(1)});
   engine_->KnowSlack({{"in", absl::Milliseconds(3)}});
   const absl::Time due = clock_.Now() + absl::Milliseconds(3);
-  // The first copy has its grant, and waits for nothing.
+  // A copy that has its grant publishes nothing.
   ASSERT_THAT(engine_->Wait(engine_->Enqueue(ToGpu(Bytes(0), MiB(1)))), IsOk());
   EXPECT_EQ(use_.slot.due_ns[kH2d].load(), 0u);
   const Ticket waits = engine_->Enqueue(ToGpu(Bytes(0), MiB(2)));
@@ -302,9 +302,9 @@ TEST_F(GatedEngineTest, ACopyThatWaitsForAGrantPublishesItsDueTime) {
   EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
 }
 
-// The earliest start of a copy is when it was enqueued, even behind another
-// copy of its direction. The earliest start of a copy with a ticket is when the
-// ticket is reached.
+// If all tickets of a copy are reached when it is enqueued, its earliest start
+// is then, even behind another copy of its direction. Else its earliest start
+// is when it is in front of its direction and its tickets are reached.
 TEST_F(GatedEngineTest, ACopysDueTimeIsItsSlackAfterItsEarliestStart) {
   Beat();
   Start(0, {.gate = &gate_});
@@ -376,10 +376,10 @@ TEST_F(CopyEngineTest, TheTimelineRecordsWhenCopiesRan) {
   EXPECT_TRUE(engine_->TakeTimeline().empty());
 }
 
-// Guards against taking times by polling, which gives short copies no duration.
+// Guards against times taken by polling: a short copy would have no duration.
 TEST_F(CopyEngineTest, ShortCopiesHaveADurationInTheTimeline) {
   Start(/*speed=*/1e9, {.record_timeline = true});
-  constexpr Bytes kShort = KiB(64);  // 66 us
+  constexpr Bytes kShort = KiB(64);  // takes 66 us
   for (int i = 0; i < 64; ++i) engine_->Enqueue(ToGpu(i * kShort, kShort));
   ASSERT_THAT(engine_->Drain(), IsOk());
   const auto records = engine_->TakeTimeline();

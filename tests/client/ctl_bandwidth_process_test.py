@@ -91,8 +91,8 @@ class Measure(unittest.TestCase):
         self.start(LINKS)
         out = self.folder + "/links.toml"
         measured = self.measured(out)
-        # Measures again if the machine was busy: 70 ms are 10 % of a
-        # window.
+        # Measures again if the machine was busy: a delay of 70 ms changes a
+        # speed by 10 %.
         for _ in range(4):
             with contextlib.suppress(self.failureException):
                 self.are_as_configured(measured)
@@ -100,8 +100,7 @@ class Measure(unittest.TestCase):
             os.remove(out)
             measured = self.measured(out)
         self.are_as_configured(measured)
-        # All leases were freed, and a daemon accepts the written
-        # configuration.
+        # All leases are freed, and a daemon accepts the written configuration.
         self.wait_until(lambda: not self.status()["jobs"])
         self.assertEqual([g["leased_bytes"] for g in self.status()["gpus"]],
                          [0, 0, 0])
@@ -119,7 +118,7 @@ class Measure(unittest.TestCase):
         self.assertIsNone(links["fast"]["both_bytes_per_second"])
 
     # The strict fake ends a process with status 86 on a broken rule or a race.
-    # The speed of its copies means nothing.
+    # The speeds of copies on the fake mean nothing.
     def test_measuring_keeps_the_cuda_drivers_rules(self):
         os.mkdir(self.folder + "/node")
         self.environment |= {
@@ -222,7 +221,7 @@ class Measure(unittest.TestCase):
         self.wait_until(lambda: self.limits()["a"][1] == "measured")
         self.assertFalse(self.status()["measured_links"]["waits"])
 
-    def test_measuring_is_refused_beside_a_job_and_frees_on_ctrl_c(self):
+    def test_a_second_measurement_is_refused_and_ctrl_c_frees_memory(self):
         self.start(LINKS)
         first = subprocess.Popen(
             self.words("bandwidth", "measure", "--seconds", "60"),
@@ -247,7 +246,7 @@ class Measure(unittest.TestCase):
             self.assertEqual((pool["leased_bytes"], pool["quarantined_bytes"],
                               pool["lingering_bytes"]), (0, 0, 0))
 
-    def test_a_wrong_request_is_one_error_line(self):
+    def test_a_refused_request_is_one_error_line(self):
         self.start("")
         for words, code, said in (
                 (("--seconds", "0"), 2, "--seconds"),

@@ -1,4 +1,4 @@
-// Tests which measured links become configuration.
+// Tests how measured links are read, printed and turned into configuration.
 #include <nlohmann/json.hpp>
 #include <string>
 
@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Two GPUs behind one switch, which is the only link with GPUs below the root.
+// Two GPUs behind one switch, on a root without other GPUs.
 constexpr const char* kSwitch = R"({"driver": "cuda",
   "gpus": [{"link": "gpu0", "free_bytes": 8}, {"link": "gpu1", "free_bytes": 9}],
   "jobs": [{"name": "tune", "ranks": [{}]}, {"name": "gone", "ranks": []}],
@@ -34,7 +34,7 @@ MeasurableNode Measured(MeasuredSpeeds gpu, MeasuredSpeeds both) {
   return *node;
 }
 
-TEST(MeasurableNode, EachLinkIsMeasuredOnceByAllGpusBehindIt) {
+TEST(MeasurableNode, LinksWithTheSameGpusAreMeasuredOnce) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const MeasurableNode node, ReadLinks(kSwitch));
   EXPECT_THAT(node.jobs, ElementsAre("tune"));
   EXPECT_THAT(node.gpu_free, ElementsAre(8, 9));
@@ -90,7 +90,7 @@ TEST(LinkConfiguration, ALimitOfBothDirectionsIsTheSumOfBoth) {
 
 // Above a link with one limit for both directions, the daemon refuses links
 // with separate limits.
-TEST(LinkConfiguration, LinksAboveALimitOfBothDirectionsGetOneToo) {
+TEST(LinkConfiguration, LinksAboveALimitOfBothDirectionsGetSuchALimit) {
   const std::string text = ConfigurationOf(
       Measured({24e9, 25e9, 15e9, 15e9}, {30e9, 31e9, 16e9, 16e9}));
   EXPECT_THAT(text, HasSubstr("{name = \"gpu0\", h2d_bytes_per_s = 2.4e+10, "
@@ -109,7 +109,7 @@ TEST(LinkConfiguration, AllLinksOfASimulatedNodeAreWritten) {
   EXPECT_THAT(text, HasSubstr("\n]\ngpu_links = [\"gpu0\", \"gpu1\"]\n"));
 }
 
-TEST(MeasuredLinks, ArePrintedAsATableAndAsJson) {
+TEST(MeasuredLinks, MeasuredLinksArePrintedAsATableAndAsJson) {
   MeasurableNode node =
       Measured({24e9, 25e9, 23e9, 24.5e9}, {0.5e9, 50e9, 0.4e9, 50e9});
   node.links[0].set = {20e9, 0, 0.9e9};
@@ -170,7 +170,7 @@ TEST(MeasuredLinks, ReadLinksFindsSetSpeedsAttachedJobsAndKeptLinks) {
   EXPECT_EQ(node.links[0].set_from, "measured");
 }
 
-TEST(LinkSpeeds, AreATableWithTheSourceOfEach) {
+TEST(LinkSpeeds, LinkSpeedsArePrintedWithTheirSources) {
   auto node = nlohmann::json::parse(R"({
     "links": [{"name": "gpu0", "parent": "switch", "speed_from": "measured",
                "h2d_bytes_per_second": 24e9, "d2h_bytes_per_second": 25e9,

@@ -99,7 +99,7 @@ class Bundle(unittest.TestCase):
             self.assertNotIn("hunter2", text, name)
         self.assertIn("1 secret removed", files["contents.txt"])
 
-    def test_a_relative_config_is_read_in_the_daemons_folder(self):
+    def test_a_relative_config_is_read_from_the_daemons_folder(self):
         """Guards against reading the file in sluicectl's working folder."""
         elsewhere = self.folder + "/elsewhere"
         os.mkdir(elsewhere)
@@ -117,7 +117,8 @@ class Bundle(unittest.TestCase):
         self.assertEqual(done.stdout[:2], b"\x1f\x8b")
 
     def slow_gzip(self):
-        """Returns an environment with a gzip that takes two seconds."""
+        """Returns an environment with a gzip that makes the file `started` and
+        then sleeps for 2 s."""
         programs = self.folder + "/programs"
         os.mkdir(programs)
         with open(programs + "/gzip", "w", encoding="ascii") as file:
@@ -126,7 +127,7 @@ class Bundle(unittest.TestCase):
         os.chmod(programs + "/gzip", 0o755)
         return self.environment(PATH=programs + ":" + os.environ["PATH"])
 
-    def test_nothing_is_left_behind_on_ctrl_c(self):
+    def test_an_ending_signal_leaves_nothing_behind(self):
         environment = self.slow_gzip()
         for number in signal.SIGINT, signal.SIGTERM, signal.SIGHUP:
             makes = subprocess.Popen(

@@ -19,7 +19,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-TEST(Secrets, AreRemovedUnderEachUsualName) {
+TEST(Secrets, SecretsWithUsualNamesAreRemoved) {
   const std::vector<std::string> lines = {
       "password = \"hunter2\"",
       "# old db_passwd: hunter2",
@@ -73,8 +73,8 @@ std::vector<Item> Items() {
            absl::NotFoundError("no\nsystemd")}};
 }
 
-// Guards against waiting until the program is killed at its timeout.
-TEST(Programs, TheEndIsNoticedWithoutAPidfd) {
+// Guards against noticing the end only when `patience` has passed.
+TEST(Programs, AProgramsEndIsNoticedWithoutAPidfd) {
   testing::Child::Fork([] {
     ASSERT_TRUE(testing::RefusePidfds(EMFILE));
     const absl::Time before = absl::Now();
@@ -86,7 +86,7 @@ TEST(Programs, TheEndIsNoticedWithoutAPidfd) {
   })->ExpectSuccess();
 }
 
-TEST(Contents, ListWhatIsIncludedAndWhyTheRestIsLeftOut) {
+TEST(Contents, TheListNamesIncludedFilesAndWhyOthersAreLeftOut) {
   const std::string text = RenderContents(Items());
   EXPECT_THAT(text,
               HasSubstr("In it:\n  status.json    what the daemon knows"));
@@ -95,7 +95,7 @@ TEST(Contents, ListWhatIsIncludedAndWhyTheRestIsLeftOut) {
   EXPECT_THAT(text, HasSubstr("read it before you send it"));
 }
 
-TEST(Contents, AreTheSameAsJson) {
+TEST(Contents, TheJsonHasTheSameContents) {
   const auto json = nlohmann::json::parse(RenderBundleJson("a.gz", 7, Items()));
   EXPECT_EQ(json.at("file"), "a.gz");
   EXPECT_EQ(json.at("bytes"), 7);

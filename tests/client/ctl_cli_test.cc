@@ -1,5 +1,4 @@
-// Runs sluicectl as a process: a user's typing error gives one line and exit
-// status 2.
+// Runs sluicectl as a process: its help, and one-line errors with status 2.
 #include <algorithm>
 #include <set>
 
@@ -37,7 +36,7 @@ TEST(SluicectlCli, AMissingSocketIsOneErrorLine) {
                 "no socket at /nonexistent/t");
 }
 
-TEST(SluicectlCli, AWrongWordIsNamed) {
+TEST(SluicectlCli, AWrongOrMissingWordIsNamed) {
   ExpectOneLine(Ctl({"statsu"}), "statsu");
   ExpectOneLine(Ctl({}), "say what to do");
   ExpectOneLine(Ctl({"plan", "show"}), "ID");
@@ -51,8 +50,8 @@ TEST(SluicectlCli, ATypoGetsASuggestion) {
   ExpectOneLine(Ctl({"plan", "trian", "--gpus", "8"}), "did you mean train?");
 }
 
-// Guards against help that shows the same nine examples for every command.
-TEST(SluicectlCli, EachCommandsHelpHasExamplesOfItsOwn) {
+// Guards against help that shows the same examples for every command.
+TEST(SluicectlCli, HelpOfACommandHasItsOwnExamples) {
   const std::vector<std::vector<std::string>> commands = {{},
                                                           {"status"},
                                                           {"jobs"},
@@ -143,8 +142,8 @@ TEST(SluicectlCli, HelpShowsDefaultsInSeconds) {
               HasSubstr("[0.1 - 60]=1\n"));
 }
 
-TEST(SluicectlCli, ADaemonOfAnotherVersionIsOneLineAndExitOne) {
-  ScriptedDaemon daemon;  // its snapshot is {}
+TEST(SluicectlCli, AnAnswerOfAnotherVersionGivesExitStatus1) {
+  ScriptedDaemon daemon;  // sends {} as its snapshot
   const ChildResult result =
       Ctl({"--socket", daemon.options().socket, "status"});
   EXPECT_EQ(result.exit_code, 1);

@@ -64,9 +64,9 @@ class Doctor(unittest.TestCase):
         self.addCleanup(os.chmod, self.run_dir, 0o700)
         self.assertEqual(self.found()["daemon"]["health"], "problem")
 
-    def test_limits_are_those_of_the_daemons_process(self):
+    def test_limits_are_read_from_the_daemons_process(self):
         before = self.found()
-        # Fewer than the descriptors that this test itself may open.
+        # This is fewer than this test itself may open.
         limit = 1000
 
         def less():
@@ -109,7 +109,7 @@ class Doctor(unittest.TestCase):
         self.assertEqual(self.found()["daemon"]["health"], "ok")
 
     def test_the_restart_command_keeps_the_daemons_arguments(self):
-        """The daemon has its own flags and was started from another folder."""
+        """The daemon has a relative --config and its own working folder."""
         folder, name = os.path.split(self.config)
         self.config = name
         daemon = self.start(cwd=folder)
@@ -118,9 +118,7 @@ class Doctor(unittest.TestCase):
             f"kill {daemon.pid} && sleep 1 && {PROGRAMS}sluiced-keeper "
             f"--runtime-dir {self.run_dir} -- --config {folder}/{name}")
 
-    def test_each_printed_command_mends_its_problem(self):
-        """Runs the commands with a user's daemon and the programs of a
-        checkout."""
+    def test_printed_commands_mend_their_problems(self):
         self.start()
         subprocess.run([SLUICECTL, "--socket", self.run_dir + "/session.sock",
                         "drain"], check=True, stdout=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-// Tests the doctor on made-up facts. Each check fails in at least one case.
+// Tests the doctor's checks on made-up facts, and how facts are read.
 #include <pwd.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -66,7 +66,7 @@ Facts Good() {
   return facts;
 }
 
-// Returns the same node with a daemon that a keeper started.
+// Returns the node of Good(), with a keeper in place of systemd.
 Facts Kept() {
   Facts facts = Good();
   facts.unit.reset();
@@ -291,7 +291,6 @@ TEST(Doctor, EachCheckCanFailAndNamesItsFix) {
   }
 }
 
-// These facts look unusual, but need no repair.
 TEST(Doctor, UnusualButHarmlessFactsAreOk) {
   const Case cases[] = {
       {"memory limit",
@@ -336,7 +335,7 @@ TEST(Doctor, AMemoryLimitIsRaisedInTheFileThatShowsIt) {
             "grep hierarchical_memory_limit /c/memory.stat");
 }
 
-TEST(Doctor, WithoutADaemonTheShellsLockedMemoryIsRaised) {
+TEST(Doctor, LockedMemoryIsRaisedForTheDaemonOrElseTheShell) {
   Facts facts = Kept();
   facts.process.locked_bytes = 1 << 20;
   EXPECT_EQ(FindingOf(facts, "locked memory").fix,
@@ -359,7 +358,7 @@ TEST(Doctor, AMissingDaemonIsTheOnlyProblem) {
   EXPECT_THAT(NotOk(facts), ElementsAre("daemon"));
 }
 
-TEST(Doctor, FixesWithoutSystemdDoNotUseIt) {
+TEST(Doctor, WithoutSystemdNoFixUsesSystemctl) {
   const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
     Facts facts = Kept();
     f(facts);
@@ -404,8 +403,8 @@ TEST(Doctor, FixesWithoutSystemdDoNotUseIt) {
             "sudo kill -HUP 42");
 }
 
-// A daemon of root refuses a user's folder. Guards against a fix that starts
-// one, or that names a program outside $PATH.
+// A daemon that runs as root refuses a user's folder, so no fix may use sudo.
+// Fixes name programs by their paths, as $PATH may not have them.
 TEST(Doctor, FixesForAUsersDaemonRunAsThatUser) {
   const auto fix = [](const char* what, const std::function<void(Facts&)>& f) {
     Facts facts = Kept();
@@ -455,7 +454,7 @@ TEST(Doctor, NoFixAddsAUserToTheGroupRoot) {
             "sudo sluicectl --admin status");
 }
 
-// Guards against a proposed keeper command that lost the daemon's budgets.
+// Guards against a proposed command that drops the daemon's configuration.
 TEST(Doctor, AProposedRestartKeepsTheDaemonsArguments) {
   const auto fix = [](std::vector<std::string> command) {
     Facts facts = Kept();
@@ -476,7 +475,7 @@ TEST(Doctor, AProposedRestartKeepsTheDaemonsArguments) {
             start + " -- --config /etc/c.toml");
 }
 
-TEST(Doctor, FindsAPortsOwnerInTheKernelsTable) {
+TEST(Doctor, APortsOwnerIsFoundInTheKernelsTable) {
   const std::string table =
       "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when "
       "retrnsmt   uid  timeout inode\n"
@@ -517,7 +516,7 @@ TEST(Doctor, ANonAdministratorIsToldHowToBecomeOne) {
   EXPECT_EQ(found.fix, "sudo usermod -aG sluice alice");
 }
 
-TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
+TEST(Doctor, EachFindingIsPrintedAsALineAndAsJson) {
   Facts facts = Good();
   facts.machine.huge_pages = 1;
   auto findings = Examine(facts);
@@ -537,8 +536,7 @@ TEST(Doctor, PrintsALinePerFindingAndTheSameAsJson) {
   EXPECT_TRUE(json.at("findings")[1].at("fix").is_null());
 }
 
-// Without a daemon the facts describe this process, and a folder that exists.
-TEST(ReadFacts, DescribeThisProcessIfNoDaemonRuns) {
+TEST(ReadFacts, FactsDescribeThisProcessIfNoDaemonRuns) {
   const testing::TempDir dir;
   std::filesystem::create_directory(dir.File("run"));
   std::ofstream(dir.File("run/session.sock")) << "";
@@ -598,7 +596,7 @@ TEST(ToldFacts, ALocksHolderIsFoundByDeviceAndInode) {
       "2: FLOCK  ADVISORY  WRITE 22 00:2a:99 0 EOF\n"
       "3: FLOCK  ADVISORY  WRITE 0 00:2a:98 0 EOF\n";
   EXPECT_EQ(ToldHolder(locks, 0x2a, 99), 22);
-  // the holder is in another pid namespace
+  // /proc/locks shows 0 for a holder in another pid namespace.
   EXPECT_EQ(ToldHolder(locks, 0x2a, 98), 0);
   EXPECT_EQ(ToldHolder(locks, 0x2a, 97), 0);
 }
@@ -679,7 +677,7 @@ TEST(ToldFacts, LinksAreCountedByTheSourceOfTheirSpeed) {
   EXPECT_TRUE(facts.measured_waits);
 }
 
-TEST(Doctor, NamesTheSourceOfLinkSpeedsAndHowToMeasure) {
+TEST(Doctor, TheLinksCheckNamesSourcesAndHowToMeasure) {
   Facts facts = Good();
   facts.daemon.links = 3;
   EXPECT_EQ(FindingOf(facts, "links").health, Health::kOk);

@@ -58,7 +58,7 @@ class Live(unittest.TestCase):
         self.assertEqual((event["number"], event["kind"]), (1, "drain"))
         self.assertRegex(event["time"], "^20.*Z$")
 
-    def test_follow_survives_a_restart_and_ends_on_ctrl_c(self):
+    def test_events_follow_survives_a_restart_and_ends_on_ctrl_c(self):
         follows = subprocess.Popen(
             self.words("events", "--follow", "--interval", "0.1"),
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -135,7 +135,7 @@ class Live(unittest.TestCase):
                 text += os.read(terminal, 65536).decode()
         return text
 
-    def test_bad_input_is_one_line(self):
+    def test_bad_input_is_one_error_line(self):
         for words in (["top", "--interval", "0"], ["events", "--follw"]):
             done = subprocess.run(self.words(*words), capture_output=True,
                                   text=True, check=False)

@@ -62,7 +62,7 @@ class LostOutput(Node):
                 "doctor", "plan validate", "plan swap --example", "--version",
                 "plan --help")
 
-    def test_a_broken_pipe_does_not_end_the_daemon(self):
+    def test_sigpipe_does_not_end_the_daemon(self):
         self.start().send_signal(signal.SIGPIPE)
         self.assertEqual(self.ctl("status").returncode, 0)
 
@@ -84,9 +84,9 @@ class LostOutput(Node):
                                       stderr=subprocess.PIPE)
                 self.assertEqual(done.returncode, 1, words)
 
-    def test_warnings_that_cannot_be_written_fail_no_check(self):
+    def test_an_unwritable_warning_does_not_fail_the_check(self):
         with open(self.config, "w", encoding="ascii") as config:
-            config.write('[device]\ndriver = "auto"\n')  # simulated: a warning
+            config.write('[device]\ndriver = "auto"\n')  # warns of simulation
         with open("/dev/full", "w", encoding="ascii") as full:
             done = subprocess.run(
                 [SLUICED, "--config", self.config, "--check-config",
@@ -237,7 +237,7 @@ class MetricsPort(Node):
         self.assertEqual((drained["by"], drained["reason"]), ("", ""))
         self.assertGreaterEqual(drained["age_s"], 0)
 
-    def test_the_port_stays_taken_over_restarts_and_deaths(self):
+    def test_the_port_is_held_across_restarts_and_deaths(self):
         keeper = running_sluiced.start(
             self, [SLUICED + "-keeper", "--runtime-dir", self.run_dir, "--",
                    "--config", self.config], end=subprocess.Popen.terminate)
@@ -259,7 +259,7 @@ class MetricsPort(Node):
 
 class Umask(Node):
 
-    def test_the_starters_umask_does_not_restrict_others(self):
+    def test_the_starters_umask_does_not_change_file_modes(self):
         self.start(umask=0o077)
         for path, mode in (("", 0o755), ("/sim", 0o755), ("/session.sock", 0o666),
                            ("/sim/node.state", 0o644), ("/sim/gpu0", 0o666)):

@@ -1,5 +1,5 @@
-// Compares sluicectl's output with the files in golden/. After an intended
-// change run it with SLUICE_UPDATE_GOLDEN=1 and review the difference.
+// Tests sluicectl's output, in part against golden/. After an intended change,
+// run this test with SLUICE_UPDATE_GOLDEN=1 and review the difference.
 #include <fmt/format.h>
 
 #include <fstream>
@@ -272,7 +272,6 @@ TEST(CtlRender, APlacementNamesItsProof) {
   EXPECT_THAT(explained("none", Bytes(0)), HasSubstr("at most 0.0 % above"));
 }
 
-// Covers everything that a job's plan may wait for.
 TEST(CtlRender, EachPlanningStateNamesWhatItWaitsFor) {
   json snapshot = json::parse(Read("snapshot.json"));
   const auto text = [&](const char* state, json plan, json others) {
@@ -313,7 +312,7 @@ TEST(CtlRender, AChangedPlanHasNoTransientPeak) {
   EXPECT_THAT(RenderPlan(plan), HasSubstr("transient peak -, "));
 }
 
-TEST(CtlRender, ASnapshotOfAnotherVersionIsOneClearLine) {
+TEST(CtlRender, ASnapshotOfAnotherVersionSaysWhatToInstall) {
   for (const char* text : {"", "{}", "[1]", "{\"driver\": 7}"}) {
     EXPECT_THAT(RenderStatus(text),
                 StatusIs(absl::StatusCode::kInternal,

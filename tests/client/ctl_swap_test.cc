@@ -67,7 +67,7 @@ std::string GoldenNode() {
   return node.dump();
 }
 
-TEST_F(PlanSwapCli, PrintsWhatEachRankDoes) {
+TEST_F(PlanSwapCli, TheOutputShowsWhatEachRankDoes) {
   const std::string path = Write(GoldenNode());
   const ChildResult words = Swap({path});
   EXPECT_EQ(words.exit_code, 0) << words.err;
@@ -107,7 +107,7 @@ TEST_F(PlanSwapCli, JsonHasThePlannersNumbers) {
   EXPECT_FALSE(json["binding"].empty());
 }
 
-TEST_F(PlanSwapCli, ANodeThatDoesNotFitIsStatusThreeWithTheLimit) {
+TEST_F(PlanSwapCli, ANodeThatDoesNotFitExitsWith3AndNamesTheLimit) {
   nlohmann::json node = Example();
   node["numa"][0]["host_budget_bytes"] = 4e10;
   const std::string path = Write(node.dump());
@@ -167,7 +167,7 @@ TEST_F(PlanSwapCli, ResidentLayersSwapNothing) {
   }
 }
 
-// Returns the example's layers as two kinds; the second takes half as long.
+// Returns the example as two kinds of layers, the second kind twice as fast.
 nlohmann::json TwoKinds() {
   nlohmann::json node = Example();
   nlohmann::json& rank = node["ranks"][0];

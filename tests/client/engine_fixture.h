@@ -20,7 +20,7 @@ using ::sluice::testing::StatusIs;
 
 class EngineTest : public ::testing::Test {
  protected:
-  // `speed` is the link's, in bytes per second per direction; 0 is no limit.
+  // `speed` is in bytes per second, for each direction; 0 means no limit.
   void Start(double speed = 0, CopyEngine::Options options = {}) {
     ASSERT_THAT(
         device::CreateSimNode(directory_.path(),

@@ -28,7 +28,8 @@ class GrantGateTest : public ::testing::Test {
     return use_.slot.used_bytes[direction].load();
   }
   GrantGate Gate() { return GrantGate(&limits_, kSlot, &use_, &clock_); }
-  // Runs Acquire on a thread. `Returned` says whether Acquire returned in time.
+  // Runs Acquire on a thread. `Returned` waits at most `within` for Acquire
+  // to return.
   class Waiter {
    public:
     Waiter(GrantGate& gate, int direction, Bytes size,
@@ -121,7 +122,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
     clock_.Advance(absl::Milliseconds(3));
     EXPECT_TRUE(waiter.Returned(kLong));
   }
-  // At the last rate this call would wait 1,000 s for those million bytes.
+  // At the last rate this call would wait 1,000 s behind the million bytes.
   Waiter waiter(gate, kH2d, Bytes(1));
   clock_.Advance(kGrantPacedFor - absl::Milliseconds(102));
   EXPECT_FALSE(waiter.Returned(kShort));
@@ -133,7 +134,7 @@ TEST_F(GrantGateTest, BytesCopiedWithoutADaemonDoNotCountAgainstTheRank) {
   GrantGate gate = Gate();
   clock_.Advance(absl::Seconds(1));
   gate.Acquire(kH2d, Bytes(1'000'000));
-  Beat();  // the daemon is back, its limit still 0
+  Beat();  // the daemon is back
   SetLimit(kH2d, 10);
   EXPECT_EQ(gate.Acquire(kH2d, Bytes(10)), absl::ZeroDuration());
   Waiter waiter(gate, kH2d, Bytes(1));
@@ -159,7 +160,7 @@ TEST_F(GrantGateTest, ACancelledWaitReturns) {
   EXPECT_TRUE(waiter.Returned(kLong));
 }
 
-TEST_F(GrantGateTest, ADueTimeStaysInThePageUntilForgetDue) {
+TEST_F(GrantGateTest, ADueTimeStaysInTheUsePageUntilForgetDue) {
   SetLimit(kD2h, 1000);
   GrantGate gate = Gate();
   gate.Acquire(kD2h, Bytes(100));

@@ -17,7 +17,7 @@ class GrantedAheadTest : public ::testing::Test {
         nullptr, device::Event(), device::Stream()));
     ahead_.Add(TicketAccess::Make(ends_.back()));
   }
-  // Adds copies until the lane is full. Returns how many it added.
+  // Adds copies until there is no room. Returns how many it added.
   size_t Fill() {
     size_t added = 0;
     for (; ahead_.HasRoom(); ++added) Add();
@@ -27,7 +27,7 @@ class GrantedAheadTest : public ::testing::Test {
     for (; count > 0; --count)
       ends_[ended_++]->Set(TicketAccess::State::kFailed);
   }
-  // Waits for room in a full lane; `count` copies end during the nap.
+  // Waits for room. `count` copies end during the first nap.
   void Await(size_t count) {
     end_in_nap_ = count;
     ahead_.AwaitRoom(never_);
@@ -60,7 +60,7 @@ TEST_F(GrantedAheadTest, ALaneThatDidNotRunDryAddsNoCopiesAhead) {
   }
 }
 
-TEST_F(GrantedAheadTest, ManyCalmWaitsHalveTheCopiesAhead) {
+TEST_F(GrantedAheadTest, ManyWaitsWithoutRunningDryHalveTheCopiesAhead) {
   Fill();
   Await(running());
   EXPECT_EQ(Fill(), 4u);

@@ -54,7 +54,7 @@ std::string Write(const TempDir& dir, const char* name,
   return path;
 }
 
-// A small trace with an obvious optimum: 8 + 4.
+// A small trace with an optimal peak of 8 + 4 = 12 bytes.
 constexpr const char* kSmall =
     "size,id,upper,lower\n8,a,4,0\n4,b,3,1\n4,c,6,3\n8,d,8,5\n";
 
@@ -96,7 +96,8 @@ struct Placed {
   int64_t lower, upper, size, offset;
 };
 
-// Checks that no buffers overlap while both are alive. Returns the highest end.
+// Checks the offsets, and that buffers that live at once do not overlap.
+// Returns the peak, with sizes rounded up to `align`.
 int64_t CheckedPeak(const std::string& plan_csv, int64_t align) {
   std::vector<Placed> placed;
   for (const auto& row : Table(plan_csv)) {
@@ -205,7 +206,7 @@ TEST(PlanMemoryCli, EffortMustBeFromOneToAMillion) {
   }
 }
 
-TEST(PlanMemoryCli, AWholeIterationIsPlannedFromEachFormat) {
+TEST(PlanMemoryCli, AWholeIterationIsPlannedFromACsvAndFromALog) {
   const TempDir dir;
   const plan::Trace trace =
       planner::GenerateIteration(
@@ -329,7 +330,6 @@ void AwaitHandlerOf(int signal, pid_t process) {
   ADD_FAILURE() << "process " << process << " handles no signal " << signal;
 }
 
-// Guards against losing a plan that took a minute.
 TEST(PlanMemoryCli, CtrlCKeepsTheBestPlan) {
   const TempDir dir;
   const std::string plan = dir.File("p.csv");
@@ -369,7 +369,7 @@ TEST(PlanMemoryCli, AKilledRunLeavesNoFileBehind) {
   const std::string trace = Write(dir, "t.csv", Hard());
   const std::string plan = Write(dir, "p.csv", "as it was");
   const auto child = Start({trace, "-o", plan, "--svg", dir.File("p.svg")});
-  // The program reads within milliseconds, and solves until its time limit.
+  // The program reads for milliseconds, and then solves until its time limit.
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
   child->Kill(SIGTERM);
   const ChildResult result = child->Join();
@@ -383,7 +383,7 @@ TEST(PlanMemoryCli, AKilledRunLeavesNoFileBehind) {
   EXPECT_EQ(files, 2) << "only the trace and the old plan may be there";
 }
 
-TEST(PlanMemoryCli, AnOutputReplacesTheFileAndKeepsTheUsualMode) {
+TEST(PlanMemoryCli, AnOutputReplacesTheFileWithTheUsualMode) {
   const TempDir dir;
   const std::string plan = Write(dir, "p.csv", "old");
   ASSERT_EQ(Plan({Write(dir, "t.csv", kSmall), "-o", plan}).exit_code, 0);

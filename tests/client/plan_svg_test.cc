@@ -43,9 +43,8 @@ int Count(const std::string& text, const std::string& what) {
   return count;
 }
 
-// Returns buffers of many sizes, some too small to be drawn one by one.
-// Some
-// live for the whole trace, which does not begin at 0.
+// Returns buffers of many sizes, some too small to be drawn one by one. Some
+// live for the whole trace. The trace does not begin at 0.
 planner::NamedTrace Mixed() {
   planner::NamedTrace named;
   for (int k = 0; k < 40; ++k) {
@@ -91,7 +90,7 @@ TEST(PlanSvg, TheStripShowsBytesAliveOverTime) {
 }
 
 TEST(PlanSvg, AxesAreLabelledWithRoundBytesAndTimes) {
-  const auto named = Staircase(10, 9);  // 36 KiB, 18 units
+  const auto named = Staircase(10, 9);  // peak 36 KiB, 18 time units
   const std::string svg = PlanSvg(named, PlanOf(named));
   EXPECT_THAT(svg, HasSubstr(">32 KiB</text>"));
   EXPECT_THAT(svg, HasSubstr(">18</text>"));
@@ -106,14 +105,14 @@ TEST(PlanSvg, AGapShowsPeakAndBound) {
   EXPECT_THAT(svg, HasSubstr("bound 12 KiB</text>"));
 }
 
-TEST(PlanSvg, TwentyThousandBuffersStayBelowAMegabyte) {
+TEST(PlanSvg, APictureOf20000BuffersIsBelowAMegabyte) {
   const auto named = planner::GenerateIteration(
       *planner::FindIteration("gpt-13b-tp4-cp1-chunks1-mb11"), 1);
   ASSERT_GT(named.names.size(), 20000);
   EXPECT_LT(PlanSvg(named, PlanOf(named)).size(), 1 << 20);
 }
 
-TEST(PlanSvg, TheSamePlanIsTheSamePicture) {
+TEST(PlanSvg, TheSamePlanGivesTheSamePicture) {
   const auto named = planner::GenerateIteration(
       *planner::FindIteration("gpt-7b-tp4-cp2-chunks1-mb2-swapped"), 1);
   const planner::MemoryPlan plan = PlanOf(named);
@@ -147,7 +146,7 @@ TEST(PlanSvg, EveryNumberIsAPlainDecimal) {
   }
 }
 
-TEST(PlanSvg, ManyBuffersStayBelowTenMegabytes) {
+TEST(PlanSvg, APictureOf200000BuffersIsBelowTenMegabytes) {
   planner::NamedTrace named;
   planner::MemoryPlan plan;
   std::mt19937 random(1);

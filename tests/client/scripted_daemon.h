@@ -19,8 +19,8 @@
 
 namespace sluice::client {
 
-// Serves one session on a node of one GPU of 8 MiB and 8 MiB of host memory, in
-// extents of 64 KiB.
+// Serves one session. States a GPU pool and a host pool of 8 MiB each, and
+// grants extents of 64 KiB.
 class ScriptedDaemon {
  public:
   // Called with each request before the usual answer. If it returns true, there
@@ -43,7 +43,7 @@ class ScriptedDaemon {
   void SendEvent(const wire::Event& event, const std::vector<int>& fds = {});
   void Grant(const wire::Message& request);
   void Hang();  // closes the session
-  // The next messages are those of another daemon, on the same socket.
+  // Later packets have the generation of a daemon that took over the socket.
   void TakeOver() { ++generation_; }
 
   // Returns the number of requests of a kind received so far.

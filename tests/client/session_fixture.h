@@ -1,4 +1,4 @@
-// Fixture: a session of the real client with a scripted daemon.
+// Fixture for a session of the real client with a scripted daemon.
 #pragma once
 
 #include <chrono>

@@ -28,7 +28,7 @@ class PlanTest : public SessionTest {
     plan.ranks[0].alpha_limited_by = "none";
     return plan;
   }
-  // Returns the status of a Plan call that the daemon answers with this event.
+  // Returns the status of a Plan call that the daemon answers with `event`.
   absl::Status WhyNoPlan(const wire::Event& event) {
     daemon_.SetScript([this, event](const wire::Message& m) {
       if (m.packet.request().has_submit_profile()) daemon_.SendEvent(event);
@@ -57,7 +57,7 @@ TEST_F(PlanTest, ThePlanComesAsAnEvent) {
   EXPECT_EQ(got.id, PlanId(3));
 }
 
-// A daemon dies after it read the profile, and another daemon has the session.
+// A daemon dies after it read the profile, and another daemon takes over.
 class TakenOverTest : public PlanTest {
  protected:
   // Sends the event of a takeover. `plan` is the plan that the dead daemon
@@ -217,7 +217,7 @@ TEST_F(ChangeTest, ALongNoteIsCutAndStaysUtf8) {
   });
   EXPECT_THAT(session_->AnswerChange(PlanId(9), false, euros), IsOk());
   EXPECT_THAT(session_->AnswerChange(PlanId(9), false, "caf\xe9 a"), IsOk());
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after both answers
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // ends after both answers
   daemon_.SetScript({});
   EXPECT_THAT(notes,
               ::testing::ElementsAre(euros.substr(0, 510) + "??", "caf? a"));

@@ -1,7 +1,8 @@
-// Tests requests that are answered twice, too late, or only by the next daemon.
+// Tests requests that are answered twice, late, never, or by the next daemon.
 #include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <vector>
@@ -18,7 +19,7 @@ using ::sluice::testing::IsOk;
 using ::sluice::testing::StatusIs;
 
 // Guards against freeing the first answer's lease, which is in use.
-TEST_F(SessionTest, ASecondAnswerFreesNothing) {
+TEST_F(SessionTest, ASecondAnswerToALeaseFreesNothing) {
   Open();
   daemon_.SetScript([&](const wire::Message& m) {
     if (m.packet.request().has_lease()) daemon_.Grant(m);
@@ -26,9 +27,9 @@ TEST_F(SessionTest, ASecondAnswerFreesNothing) {
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(KiB(64)));
   daemon_.SetScript(nullptr);
-  // This lease follows the messages that the second answer caused.
+  // The client sends this request after all that the second answer caused.
   ASSERT_THAT(session_->LeaseGpu(KiB(64)), IsOk());
-  // Only the region just dropped was freed.
+  // The one Free is for the region of the line above.
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 
@@ -38,8 +39,8 @@ wire::Event SomebodyDied() {
   return event;
 }
 
-// 600 extents need three packets. The daemon dies after the first. Its
-// successor sends a message, receives the request again, and answers
+// 600 extents need three packets. The daemon dies after the first packet. The
+// next daemon sends an event, receives the request again, and answers
 // completely.
 TEST_F(SessionTest, AnIncompletelyAnsweredRequestIsRepeatedAfterATakeover) {
   Open();
@@ -113,7 +114,7 @@ TEST_F(SessionTest, StepsOfUnsentReportsAreInTheNextReport) {
     ++heard;
     return false;
   });
-  // More reports than the socket holds, and than may be unanswered.
+  // The socket cannot hold so many reports, nor may so many be unanswered.
   constexpr int kSteps = 5000;
   int unsent = 0;
   for (int step = 1; step <= kSteps; ++step) {
@@ -123,7 +124,7 @@ TEST_F(SessionTest, StepsOfUnsentReportsAreInTheNextReport) {
   away = false;
   ASSERT_TRUE(
       Soon([&] { return session_->Report({.step = 1, .tokens = 10}).ok(); }));
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after the report
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // ends after the report
   EXPECT_GT(reports, kSteps);
   EXPECT_EQ(tokens, 10 * reports);
   EXPECT_LT(heard, kSteps);
@@ -168,7 +169,7 @@ TEST_F(SessionTest, TheTimeoutCoversTheWaitForRoomAndForTheAnswer) {
       const auto connection, Connection::Open(
                                  daemon_.options().socket, [](wire::Message) {},
                                  [](const std::string&) {}));
-  // A timeout that starts only after this time would exceed the limit below.
+  // A timeout of 2 s that starts only after this time would end after 3.9 s.
   constexpr auto kRoomAfter = std::chrono::milliseconds(1900);
   std::atomic<bool> stopped = true, deaf = false;
   daemon_.SetScript([&](const wire::Message&) {
@@ -234,20 +235,27 @@ TEST(PendingCalls, EachRequestAcknowledgesEarlierAnswers) {
 
 TEST_F(SessionTest, OnlyTheNewestReportsAreRepeated) {
   Open();
-  std::atomic<int> heard = 0;
+  constexpr int kKept = static_cast<int>(PendingCalls::kMostReports);
+  constexpr int kSteps = kKept + 20;
+  std::atomic<int> heard = 0, oldest = kSteps;
   daemon_.SetScript([&](const wire::Message& m) {
-    heard += m.packet.request().has_step_report() ? 1 : 0;
-    return m.packet.request().has_step_report();  // never answered
+    if (!m.packet.request().has_step_report()) return false;
+    const auto step = static_cast<int>(m.packet.request().step_report().step());
+    oldest = std::min(oldest.load(), step);
+    ++heard;
+    return true;  // never answered
   });
-  constexpr int kSteps = static_cast<int>(PendingCalls::kMostReports) + 20;
   for (int step = 0; step < kSteps; ++step) {
     while (!session_->Report({.step = step}).ok()) sched_yield();
   }
   EXPECT_TRUE(Soon([&] { return heard == kSteps; }));
   heard = 0;
+  oldest = kSteps;
   daemon_.TakeOver();
   daemon_.SendEvent(SomebodyDied());
-  EXPECT_TRUE(Soon([&] { return heard == PendingCalls::kMostReports; }));
+  EXPECT_TRUE(Soon([&] { return heard == kKept; }));
+  EXPECT_EQ(oldest, kSteps - kKept);
+  daemon_.SetScript({});
 }
 
 TEST_F(SessionTest, ALateLeaseIsFreedOnce) {

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 
 constexpr auto kUnavailable = absl::StatusCode::kUnavailable;
 
-TEST(SessionOpen, AMissingSocketIsOneClearLine) {
+TEST(SessionOpen, AMissingSocketIsNamedWithAHint) {
   EXPECT_THAT(Session::Open({.socket = "/nonexistent/s"}),
               StatusIs(absl::StatusCode::kNotFound,
                        AllOf(HasSubstr("/nonexistent/s"),
@@ -78,7 +78,7 @@ TEST(FindDevice, AnInvisibleGpuIsRefusedWithTheVisibleOnes) {
 }
 
 // A daemon's death ends the sessions of observers, so QueryNode tries again.
-TEST(QueryNode, TriesThreeTimesMore) {
+TEST(QueryNode, AQueryWithoutAReplyIsTriedThreeTimesMore) {
   const testing::TempDir directory;
   SLUICE_ASSERT_OK_AND_ASSIGN(const UniqueFd listener,
                               wire::Listen(directory.File("s"), 0600));
@@ -118,7 +118,7 @@ TEST_F(SessionTest, ASnapshotWithoutTextIsAFault) {
               StatusIs(absl::StatusCode::kInternal));
 }
 
-TEST_F(SessionTest, AQueryWithoutItsPlanIsAFault) {
+TEST_F(SessionTest, AnAnswerWithoutTheQueriedPlanIsAFault) {
   EXPECT_THAT(QueryNode(daemon_.options().socket, "7"),
               StatusIs(absl::StatusCode::kInternal));
 }
@@ -168,7 +168,7 @@ TEST(SessionOpen, ARefusalAtAcceptKeepsTheDaemonsMessage) {
   daemon.join();
 }
 
-TEST_F(SessionTest, ReportsTheNodesLimits) {
+TEST_F(SessionTest, ASessionReportsTheNodesLimits) {
   Open();
   const NodeLimits limits = session_->limits();
   EXPECT_EQ(limits.driver, "sim");
@@ -199,7 +199,7 @@ TEST_F(SessionTest, ALeaseOfManyExtentsIsOneContiguousRange) {
   EXPECT_EQ(region->data()[region->size().count() - 1], std::byte{0x5a});
 }
 
-TEST_F(SessionTest, ARegionIsFreedWhenItEnds) {
+TEST_F(SessionTest, ADestroyedRegionFreesItsLease) {
   Open();
   ASSERT_THAT(session_->LeaseHost(KiB(128)), IsOk());
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
@@ -238,12 +238,12 @@ TEST_F(SessionTest, ANonPositiveLeaseIsRefusedByTheClient) {
   EXPECT_EQ(daemon_.count(wire::Request::kLease), 0);
 }
 
-TEST_F(SessionTest, WhenTheDaemonGoesMappingsStayAndNothingHangs) {
+TEST_F(SessionTest, MappingsStayAndNothingHangsAfterTheDaemonsEnd) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(MiB(1)));
   std::promise<SessionEvent> told;
   session_->OnEvent([&](const SessionEvent& event) { told.set_value(event); });
-  daemon_.Beat();  // alive until now, so the gate would wait for it
+  daemon_.Beat();  // with a fresh heartbeat the gate would wait
   daemon_.Hang();
   EXPECT_EQ(told.get_future().get().kind, SessionEvent::Kind::kDisconnected);
   region->data()[0] = std::byte{9};
@@ -255,7 +255,7 @@ TEST_F(SessionTest, WhenTheDaemonGoesMappingsStayAndNothingHangs) {
   EXPECT_THAT(session_->Report({}), StatusIs(kUnavailable));
 }
 
-TEST_F(SessionTest, ACallThatIsWaitingWhenTheDaemonGoesReturns) {
+TEST_F(SessionTest, AWaitingCallReturnsWhenTheDaemonEnds) {
   Open();
   daemon_.SetScript([&](const wire::Message&) {
     daemon_.Hang();
@@ -308,7 +308,7 @@ TEST_F(SessionTest, EventsBeforeTheHandlerAreNotLost) {
   event.mutable_peer_died()->set_rank(1);
   event.mutable_peer_died()->set_reason("killed by signal 9");
   daemon_.SendEvent(event);
-  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // after the event
+  ASSERT_THAT(session_->LeaseHost(KiB(64)), IsOk());  // ends after the event
   std::vector<SessionEvent> events;
   session_->OnEvent([&](const SessionEvent& e) { events.push_back(e); });
   ASSERT_EQ(events.size(), 1u);

@@ -1,4 +1,4 @@
-// Tests the configuration: defaults, every key, and one-line errors.
+// Tests the configuration: defaults, keys, and one-line errors.
 #include "daemon/config.h"
 
 #include <fstream>
@@ -26,7 +26,7 @@ TEST(Config, AnEmptyFileGivesTheDefaults) {
   EXPECT_EQ(config.plan_time_limit, absl::Seconds(20));
 }
 
-TEST(Config, EveryKeyIsRead) {
+TEST(Config, KeysAreReadIntoTheConfig) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Config config, ParseConfig(R"(
 [device]
 driver = "sim"
@@ -103,7 +103,7 @@ level = "debug"
   EXPECT_EQ(config.log_level, LogLevel::kDebug);
 }
 
-TEST(Config, AnErrorIsOneLineWithFileAndLine) {
+TEST(Config, AnErrorIsOneLineThatNamesTheFault) {
   struct Case {
     const char* text;
     const char* message;
@@ -193,7 +193,6 @@ TEST(Config, AUsersWeightNeedsAUidAndIsLimited) {
   refused("uid = 7\n[[bandwidth.user]]\nuid = 7\n", "uid 7 stands here twice");
 }
 
-// Guards against accepting a second budget of the same job silently.
 TEST(Config, ASecondBudgetOfAJobIsRefused) {
   EXPECT_THAT(ParseConfig("[[budgets.job]]\nname = \"a\"\n"
                           "[[budgets.job]]\nname = \"a\"\n",
@@ -209,7 +208,7 @@ TEST(Config, ABudgetForAnInvalidJobNameIsRefused) {
                                  "32")));
 }
 
-// Guards against `gpu_bytes = 40` read as 40 bytes, and "40GB" read as 40 GiB.
+// Guards against reading 40 as 40 bytes, and "40GB" as 40 GiB.
 TEST(Config, SizesNeedUnitsAsOnTheCommandLine) {
   const auto bare = ParseConfig("[pools]\ngpu_bytes = 40\n", "c.toml");
   EXPECT_THAT(bare, StatusIs(absl::StatusCode::kInvalidArgument,
@@ -264,8 +263,8 @@ TEST(Config, AnErrorStaysOneLineWhateverItQuotes) {
   }
 }
 
-// Guards against a folder, which reads as an empty file: the daemon would start
-// with defaults.
+// A folder would read as an empty file, and the daemon would start with
+// defaults.
 TEST(Config, APathThatIsNoRegularFileIsRefused) {
   testing::TempDir directory;
   for (const std::string& path :

@@ -160,7 +160,7 @@ TEST(CudaNode, TheHostPoolRespectsTheCgroupsLimit) {
   }
 }
 
-// A driver and its contexts take 1 GiB, or 6 % of a large GPU.
+// The pool spares 1 GiB, or 6 % of a large GPU, for the driver and contexts.
 TEST(CudaNode, AGpusPoolLeavesRoomForItsDriver) {
   for (const auto& [machine, memory, spare] :
        {std::tuple{"memory_mib=4096", GiB(4), GiB(1)},
@@ -174,7 +174,7 @@ TEST(CudaNode, AGpusPoolLeavesRoomForItsDriver) {
   }
 }
 
-TEST(SimNode, HasTheConfiguredNumaNodes) {
+TEST(SimNode, ASimulatedNodeHasTheConfiguredNumaNodes) {
   const TempDir root, run;
   Config config;
   config.driver = Config::DriverChoice::kSim;
@@ -190,7 +190,7 @@ TEST(SimNode, HasTheConfiguredNumaNodes) {
       << "a simulated GPU needs no spare memory";
 }
 
-TEST(CudaNode, ReportsWhyAFallbackKindOfHostMemoryIsUsed) {
+TEST(CudaNode, AFallbackKindOfHostMemoryIsExplained) {
   const TempDir root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node best, OpenCuda(root));
   EXPECT_THAT(best.config.warnings, IsEmpty());

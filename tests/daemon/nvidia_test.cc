@@ -38,7 +38,7 @@ void AddPciDevice(const TempDir& root, const std::string& name,
   Write(root, folder + "/class", kind + "\n");
 }
 
-TEST(NvidiaDevice, IsFoundByItsFilesOrOnThePciBus) {
+TEST(NvidiaDevice, AGpuIsFoundByItsFilesOrOnThePciBus) {
   const TempDir files, loaded, bus;
   Write(files, "/dev/nvidiactl");
   Write(files, "/dev/null");
@@ -50,7 +50,7 @@ TEST(NvidiaDevice, IsFoundByItsFilesOrOnThePciBus) {
   EXPECT_EQ(FindNvidiaDevice(bus.path()), "PCI device 0000:3b:00.0");
 }
 
-TEST(NvidiaDevice, ItsNodeIsFoundByItsUuidInTheDriversFiles) {
+TEST(NvidiaDevice, AGpusDeviceNodeIsFoundByItsUuid) {
   const TempDir root;
   const auto add = [&](const std::string& bus, const std::string& uuid,
                        const std::string& minor) {
@@ -79,9 +79,8 @@ absl::StatusOr<Node> OpenAuto(const TempDir& run, const TempDir& root) {
 }
 
 // Guards against simulating GPUs silently because a driver is broken.
-TEST(DriverAuto, IsRefusedIfAGpuHasNoWorkingDriver) {
-  if (device::OpenCudaDriver().ok())
-    GTEST_SKIP() << "the NVIDIA driver of this machine works";
+TEST(DriverAuto, AutoIsRefusedIfAGpuHasNoWorkingDriver) {
+  if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
   const TempDir run, root;
   Write(root, "/dev/nvidia0");
   EXPECT_THAT(OpenAuto(run, root),
@@ -92,9 +91,8 @@ TEST(DriverAuto, IsRefusedIfAGpuHasNoWorkingDriver) {
   EXPECT_TRUE(std::filesystem::is_empty(run.path()));
 }
 
-TEST(DriverAuto, SimulatesWithAWarningIfThereIsNoGpu) {
-  if (device::OpenCudaDriver().ok())
-    GTEST_SKIP() << "the NVIDIA driver of this machine works";
+TEST(DriverAuto, AutoSimulatesWithAWarningIfThereIsNoGpu) {
+  if (device::OpenCudaDriver().ok()) GTEST_SKIP() << "its driver works";
   const TempDir run, root;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Node node, OpenAuto(run, root));
   EXPECT_EQ(node.config.driver, "sim");
@@ -102,7 +100,7 @@ TEST(DriverAuto, SimulatesWithAWarningIfThereIsNoGpu) {
               ElementsAre(HasSubstr("GPUs are simulated")));
 }
 
-TEST(DriverSim, SimulatesEvenIfAGpusDriverIsBroken) {
+TEST(DriverSim, SimIsUsedEvenIfAGpusDriverIsBroken) {
   const TempDir run, root;
   Write(root, "/dev/nvidia0");
   Config config;

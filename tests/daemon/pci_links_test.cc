@@ -88,8 +88,8 @@ TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
   EXPECT_THAT(bandwidth::Topology::Make(links), sluice::testing::IsOk());
 }
 
-// A switch is below another one, such as the switch of a GPU card.
-TEST(PciLinks, EachOfSwitchesInSeriesIsALink) {
+// A switch is below another switch, such as the switch of a GPU card.
+TEST(PciLinks, EachSwitchOfASeriesIsALink) {
   Sysfs sysfs;
   std::string path = "pci0000:00";
   for (const char* address : {"0000:00:01.0", "0000:01:00.0", "0000:02:00.0",
@@ -141,8 +141,8 @@ TEST(PciLinks, MissingFilesAreSkipped) {
 
 TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
   Sysfs sysfs;
-  // Symlinks to a folder that is no device of the bus, to themselves, and to
-  // another device.
+  // Symlinks to a folder that is no device of the bus, to itself, to another
+  // device, and to nothing.
   const std::string real =
       sysfs.Device("pci0000:3a/0000:3a:00.0/0000:3b:00.0", "1e9");
   std::filesystem::create_directories(sysfs.Folder("virtual/thing"));
@@ -166,8 +166,8 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
               ElementsAre("pci-0000:3b:00.0", "root-0000:3a"));
 }
 
-// Domains of volume managers and of ARM machines are below a platform's folder.
-// Two parts of one GPU have the same address.
+// Domains behind a volume management device and of ARM machines are below a
+// platform's folder. Two parts of one GPU have the same address.
 TEST(PciLinks, LongDomainsAndPartsOfOneGpuAreRead) {
   Sysfs sysfs;
   const std::string gpu = sysfs.Device(

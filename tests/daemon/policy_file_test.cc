@@ -49,7 +49,7 @@ Policy Sample() {
   return policy;
 }
 
-TEST(PolicyFile, IsReadAsWrittenEvenAfterAReboot) {
+TEST(PolicyFile, APolicyIsReadAsWrittenEvenAfterAReboot) {
   const TempDir folder;
   const PolicyFile file(folder.File("kept/here"));
   EXPECT_EQ(file.Read(At(0), geteuid()).value(), Policy())
@@ -179,8 +179,8 @@ TEST(PolicyFile, AnErrorMessageHasALimitedLength) {
                                ::testing::SizeIs(::testing::Le(1004u)))));
 }
 
-// Guards against accepting a time that is then written as null, which the next
-// daemon refuses (found by fuzzing).
+// Guards against accepting a time that is then written as null: the next daemon
+// would refuse the file (found by fuzzing).
 TEST(PolicyFile, AnImpossibleTimeIsRefused) {
   for (const char* when : {"1e300", "-1e300", "1e13"}) {
     const std::string text = std::string(R"({"sluice_policy": 1, "limits": [],

@@ -28,7 +28,7 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-TEST(RuntimeLock, IsHeldByOneProcessAndItsFileIsRemoved) {
+TEST(RuntimeLock, TheLockIsHeldOnceAndItsFileIsRemoved) {
   testing::TempDir directory;
   {
     const auto first = RuntimeLock::Take(directory.path());
@@ -41,7 +41,7 @@ TEST(RuntimeLock, IsHeldByOneProcessAndItsFileIsRemoved) {
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
 }
 
-TEST(RuntimeLock, HoldsEvenIfItsFileIsRemoved) {
+TEST(RuntimeLock, TheLockHoldsEvenIfItsFileIsRemoved) {
   testing::TempDir directory;
   const RuntimeLock::Of keeper = {"keeper.lock", "sluiced-keeper", false};
   const auto first = RuntimeLock::Take(directory.path());
@@ -53,7 +53,7 @@ TEST(RuntimeLock, HoldsEvenIfItsFileIsRemoved) {
   EXPECT_THAT(RuntimeLock::Take(directory.path(), keeper), IsOk());
 }
 
-TEST(RuntimeLock, MakesAFolderForAllUsersWhateverTheUmask) {
+TEST(RuntimeLock, TheLockMakesAFolderForAllUsersWhateverTheUmask) {
   testing::TempDir directory;
   const std::string made = directory.File("a/b");
   const mode_t before = umask(077);
@@ -66,7 +66,7 @@ TEST(RuntimeLock, MakesAFolderForAllUsersWhateverTheUmask) {
 
 // Guards against a lock on a file that was opened before its holder removed it:
 // no other process would find that file.
-TEST(RuntimeLock, IsNeverHeldByTwoThreadsInAnyOrder) {
+TEST(RuntimeLock, TheLockIsNeverHeldByTwoThreads) {
   testing::TempDir directory;
   std::atomic<int> holders = 0, taken = 0;
   std::atomic<bool> two = false;
@@ -88,7 +88,7 @@ TEST(RuntimeLock, IsNeverHeldByTwoThreadsInAnyOrder) {
   EXPECT_GT(taken, 0);
 }
 
-TEST(RuntimeLock, IsRefusedInAFolderThatOthersMayWrite) {
+TEST(RuntimeLock, TheLockIsRefusedInAFolderThatOthersMayWrite) {
   testing::TempDir directory;
   for (const mode_t mode : {0770, 0707, 01777}) {
     ASSERT_EQ(chmod(directory.path().c_str(), mode), 0);
@@ -109,9 +109,8 @@ TEST(RuntimeLock, IsRefusedInAFolderThatOthersMayWrite) {
   EXPECT_THAT(RuntimeLock::Take(inner), IsOk());
 }
 
-TEST(RuntimeLock, IsRefusedInTheFolderOfAnotherUser) {
-  if (geteuid() != 0)
-    GTEST_SKIP() << "only root can change the owner of a folder";
+TEST(RuntimeLock, TheLockIsRefusedInTheFolderOfAnotherUser) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can give a folder away";
   testing::TempDir directory;
   const std::string inner = directory.File("inner");
   ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
@@ -146,6 +145,7 @@ class OneUser : public ::testing::Test {
   }
 
   // Locks `folder` as kUser in a new user namespace with the mapping `maps`.
+  // Expects success if `fault` is empty, else an error with `fault`.
   static void Take(const std::string& folder, const std::string& maps,
                    const std::string& fault) {
     const auto user = testing::Child::Fork([&] {
@@ -184,7 +184,7 @@ TEST_F(OneUser, AnotherUsersTemporaryFolderIsRefused) {
   }
 }
 
-TEST_F(OneUser, IsRefusedIfTheNamespaceMapsTwoUsers) {
+TEST_F(OneUser, RootsTemporaryFolderIsRefusedIfTwoUsersAreMapped) {
   const std::string own = Make("/tmp", kUser, 0700);
   Take(own, as_root_ + fmt::format("1 {} 1\n", kStranger),
        "/tmp belongs to a user that this namespace does not map");
@@ -192,7 +192,7 @@ TEST_F(OneUser, IsRefusedIfTheNamespaceMapsTwoUsers) {
 }
 
 // Guards against a root daemon that writes where another user's symlink points.
-TEST(RuntimeLock, FollowsNoSymlink) {
+TEST(RuntimeLock, TheLockFollowsNoSymlink) {
   testing::TempDir directory;
   const std::string target = directory.File("target");
   ASSERT_EQ(symlink(target.c_str(), directory.File("lock").c_str()), 0);
@@ -200,7 +200,7 @@ TEST(RuntimeLock, FollowsNoSymlink) {
   EXPECT_FALSE(std::filesystem::exists(target));
 }
 
-TEST(OwnedFolder, IsRemovedOnceWithItsLastOwner) {
+TEST(OwnedFolder, AFolderIsRemovedWithItsLastOwner) {
   testing::TempDir directory;
   const std::string path = directory.File("sim");
   std::filesystem::create_directories(path);

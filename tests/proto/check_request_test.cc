@@ -51,7 +51,7 @@ MATCHER_P(Agreed, version, "") {
   return arg.ok() && *arg == static_cast<uint32_t>(version);
 }
 
-TEST(AgreeOnProtocol, ChoosesTheNewestThatBothSpeak) {
+TEST(AgreeOnProtocol, TheNewestProtocolThatBothSpeakIsChosen) {
   constexpr auto kRefused = absl::StatusCode::kFailedPrecondition;
   EXPECT_THAT(AgreeOnProtocol({1, 1}, {1, 1}), Agreed(1));
   EXPECT_THAT(AgreeOnProtocol({1, 3}, {2, 5}), Agreed(3));
@@ -167,7 +167,7 @@ TEST(CheckRequest, TimesOfAReportAreFiniteButItsLossMayBeNan) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_bytes_h2d(0);
   EXPECT_THAT(CheckRequest(message), IsOk());
-  // The daemon adds these up, so a client's -1 must not reduce the sum.
+  // The daemon adds up mismatches, so a client's -1 must not reduce the sum.
   report->set_plan_mismatches(static_cast<uint64_t>(-1));
   EXPECT_THAT(CheckRequest(message),
               StatusIs(kBad, HasSubstr("plan_mismatches")));

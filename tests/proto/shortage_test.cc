@@ -19,7 +19,7 @@ TEST(Shortage, EachErrnoMapsToTheResourceThatRanOut) {
   EXPECT_EQ(ShortageOf(ErrnoStatus(ENOENT, "open")), Shortage::kNone);
 }
 
-TEST(Shortage, OnlyMemoryMeansThatARunDoesNotFit) {
+TEST(Shortage, OnlyAMemoryShortageMeansThatARunDoesNotFit) {
   EXPECT_TRUE(IsOutOfMemory(ShortOf(Shortage::kGpuMemory, "")));
   EXPECT_TRUE(IsOutOfMemory(ShortOf(Shortage::kHostMemory, "")));
   EXPECT_FALSE(IsOutOfMemory(ShortOf(Shortage::kDisk, "")));

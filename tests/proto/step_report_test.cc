@@ -37,7 +37,7 @@ int FieldsNotSet(const google::protobuf::MessageLite& message) {
          static_cast<int>(set.size());
 }
 
-TEST(StepReport, ComesBackFromTheWireAsItWas) {
+TEST(StepReport, AReportSurvivesARoundTrip) {
   const StepReport report = EveryFieldDiffers();
   wire::StepReport sent;
   wire::ToWire(report, &sent);

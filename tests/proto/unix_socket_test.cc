@@ -31,7 +31,7 @@ TEST(UnixSocket, ATooLongPathIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("107")));
 }
 
-TEST(UnixSocket, HasTheRequestedModeWhateverTheUmask) {
+TEST(UnixSocket, ASocketHasTheRequestedModeWhateverTheUmask) {
   const TempDir directory;
   const mode_t before = umask(0077);
   const auto listener = Listen(directory.File("s"), 0666);

@@ -1,5 +1,5 @@
 /* A client of ABI 1, which has shorter structs. RunAbi1Client returns 0, or the
- * line that failed. */
+ * number of the line that failed. */
 #include "tests/client/abi_1/sluice.h"
 
 #include <string.h>

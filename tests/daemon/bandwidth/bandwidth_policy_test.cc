@@ -1,4 +1,4 @@
-// Cases computed by hand, in injected time. A link moves one unit per second.
+// Expected results are computed by hand. A link moves one unit per second.
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include "gmock/gmock.h"
@@ -54,7 +54,7 @@ TEST_F(OneLinkTest, APromiseIsKeptInEverySpanOf20Milliseconds) {
 }
 
 // Simulates a rank that frees its memory and leases it again, over and over.
-TEST_F(OneLinkTest, ReattachingAPromiseGainsNoBandwidth) {
+TEST_F(OneLinkTest, RenewingAPromiseGainsNoBandwidth) {
   Open({0, 1});
   node.Ask(0, 1000 * kUnit);
   node.Ask(1, 1000 * kUnit);
@@ -103,8 +103,7 @@ TEST_F(OneLinkTest, AFlowBeyondItsPromiseTakesNothingFromAnothersPromise) {
   EXPECT_NEAR(node.copied(0), 6 * kUnit, 1);
 }
 
-// A flow that borrowed bandwidth for long owes nothing when another flow
-// arrives.
+// Flow 0 borrows bandwidth for 100 s, and owes nothing when flow 1 arrives.
 TEST_F(OneLinkTest, AFlowThatBorrowedDoesNotStarveAfterwards) {
   Open({0, 1});
   Promise(0, 0.5);
@@ -127,8 +126,8 @@ TEST_F(OneLinkTest, APromiseIsPartOfAFairShare) {
   EXPECT_NEAR(node.copied(1), 5 * kUnit, 0.1 * kUnit);
 }
 
-// For 100 s flow 1 gets less than a fair share because of flow 0's promise. It
-// then shares evenly with flow 2.
+// For 100 s flow 1 gets less than a fair share because of flow 0's promise.
+// Flow 1 then shares evenly with flow 2.
 TEST_F(OneLinkTest, AFlowThatGotLittleForLongIsNotRepaidLater) {
   Open({0, 1, 2});
   Promise(0, 0.8);
@@ -142,7 +141,7 @@ TEST_F(OneLinkTest, AFlowThatGotLittleForLongIsNotRepaidLater) {
   EXPECT_NEAR(node.copied(2), 5 * kUnit, 0.1 * kUnit);
 }
 
-TEST_F(OneLinkTest, BytesOfAnEndedPromiseDoNotCount) {
+TEST_F(OneLinkTest, BytesCopiedUnderAnEndedPromiseDoNotCount) {
   Open({0, 1});
   Promise(0, 0.8);
   for (const int flow : {0, 1}) node.Ask(flow, 1000 * kUnit);
@@ -210,8 +209,8 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseGetsLessButDoesNotStarve) {
   EXPECT_NEAR(node.copied(1), 8 * kUnit, 1);
 }
 
-// Each channel promises 0.9 of its capacity. All promised flows want 20 ms of
-// their rates at once, and the flows without a promise fill the switch.
+// The switch and gpu0 promise 0.9 of their capacity. All promised flows want 20
+// ms of their rates at once, and the flows without a promise fill the switch.
 TEST(BandwidthPolicy, PromisesAreKeptOnEachLinkOfAPath) {
   NodeSimulation node(*Topology::Make({{"switch", 2 * kUnit},
                                        {"gpu0", kUnit, 0, "switch"},

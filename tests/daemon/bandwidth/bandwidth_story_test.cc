@@ -11,8 +11,7 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Returns a random node of up to 9 GPUs. The links of the NUMA node, switches
-// and GPUs are narrow or wide.
+// Returns a node of up to 9 GPUs with links of random speeds.
 JobStoryOptions RandomNode(uint32_t seed) {
   std::mt19937 random(seed);
   const auto pick = [&](double low, double high) {
@@ -50,7 +49,7 @@ TEST_P(BandwidthStories, EveryPromiseIsKeptAndNoFlowStarves) {
 INSTANTIATE_TEST_SUITE_P(Seeds, BandwidthStories,
                          ::testing::Range<uint32_t>(1, 25));
 
-// Runs the same stories without promises, to show that late copies are
+// Runs three of the stories without promises, to show that late copies are
 // detected.
 TEST(BandwidthStory, WithoutPromisesSomeCopiesAreLate) {
   int64_t late = 0;

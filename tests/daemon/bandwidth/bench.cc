@@ -30,9 +30,9 @@ double Seconds(absl::Time at) {
   return absl::ToDoubleSeconds(at - absl::UnixEpoch());
 }
 
-// Returns a node of `gpus` GPUs behind switches of two, with `per_root`
-// switches behind each root port, which is in a NUMA node of its own. Both
-// directions load that node's memory together.
+// Returns a node of `gpus` GPUs: two behind each switch, `per_root` switches
+// behind each root port, one root port per NUMA node. The memory of a NUMA node
+// carries `memory` bytes per second in both directions together (0: no limit).
 JobStoryOptions Node(int gpus, int per_root, double memory) {
   JobStoryOptions node;
   std::string root, above;

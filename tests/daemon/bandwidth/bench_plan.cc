@@ -21,9 +21,9 @@ constexpr absl::Duration kWindow = absl::Milliseconds(100);
 constexpr int kWindows = 200;
 constexpr double kOfLink = 0.6;  // the share of the link that the plan copies
 
-// Returns the number of windows that ended before their copies were done.
-// Rank 0 copies its plan's bytes, beginning at each window's start; ranks 1 to
-// 3 copy all that they are granted.
+// Returns the number of windows that ended before their copies were done. Rank
+// 0 copies its plan's bytes from each window's start on. Ranks 1 to 3 copy all
+// that they are granted.
 int LateWindows(bool promised) {
   GrantPolicy policy({{"pcie0", kPlanLink, kPlanLink}});
   std::map<int, Directions> used, limit;

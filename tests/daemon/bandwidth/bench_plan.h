@@ -1,4 +1,4 @@
-// Measures a rank with a plan of tight windows, among ranks that copy all the
+// Measures how often a rank with a plan is late among ranks that copy all the
 // time.
 #pragma once
 
@@ -8,7 +8,7 @@
 
 namespace sluice::daemon::bandwidth {
 
-// Runs in simulated time, through the daemon's own grants.
+// Runs the daemon's own grants, in simulated time.
 std::vector<bench::Entry> PlanRows();
 
 }  // namespace sluice::daemon::bandwidth

@@ -25,9 +25,11 @@ constexpr int kRanks = 8;
 constexpr double kSwitch = 100e6;  // per direction; slow enough for 2 cores
 constexpr Bytes kCopy = MiB(1);
 constexpr int kCopies = 120;
-constexpr double kWarmUp = 1.5;  // s; past the windows granted at Attach
+constexpr double kWarmUp = 1.5;  // s; uses up what Attach granted
 
-// Shared by the ranks. Times are seconds of the monotonic clock.
+// Shared by the ranks. `ready` counts the ranks that have opened their
+// sessions, and again those that were measured. Times are seconds of the
+// monotonic clock.
 struct Shared {
   std::atomic<int> ready;
   double began[kRanks], ended[kRanks];

@@ -19,7 +19,7 @@ std::vector<double> SharedBytes(const std::vector<Want>& wants,
   return ShareFairly(wants, room).bytes;
 }
 
-TEST(FairShares, UnusedBandwidthGoesToTheOthers) {
+TEST(FairShares, UnusedBandwidthGoesToOtherFlows) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
   EXPECT_THAT(SharedBytes({{&path, 10}, {&path, 100}, {&path, 100}}, room),
@@ -27,7 +27,7 @@ TEST(FairShares, UnusedBandwidthGoesToTheOthers) {
   EXPECT_NEAR(room[0], 0, kNear);
 }
 
-TEST(FairShares, AreProportionalToWeights) {
+TEST(FairShares, SharesAreProportionalToWeights) {
   const std::vector<int> path = {0};
   std::vector<double> room = {90};
   EXPECT_THAT(SharedBytes({{&path, 100, 2}, {&path, 100, 1}}, room),
@@ -47,7 +47,7 @@ TEST(FairShares, AFlowWithAHeadStartWaitsForTheOthers) {
               ElementsAre(20, 10));
 }
 
-TEST(FairShares, ReportsTheLevelAtWhichEachChannelWasFull) {
+TEST(FairShares, TheLevelAtWhichAChannelWasFullIsReported) {
   const std::vector<int> narrow = {1, 0}, wide = {0};
   std::vector<double> room = {100, 20};
   const FairShares shares =
@@ -56,7 +56,7 @@ TEST(FairShares, ReportsTheLevelAtWhichEachChannelWasFull) {
   EXPECT_THAT(shares.full_at, ElementsAre(kUnlimited, 10));
 }
 
-// Two flows are behind a switch of 30, the third directly under a root of 100.
+// Two flows share a switch of 30 bytes, below a root of 100 with a third flow.
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};
@@ -65,7 +65,7 @@ TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
       ElementsAre(15, 15, 70));
 }
 
-TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
+TEST(FairShares, WithoutALimitEachFlowGetsWhatItWants) {
   const std::vector<int> path = {0};
   std::vector<double> room = {kUnlimited};
   EXPECT_THAT(SharedBytes({{&path, 1e12}, {&path, 5}}, room),
@@ -74,7 +74,7 @@ TEST(FairShares, WithoutALimitAllGetWhatTheyWant) {
 
 // Checks the definition of max-min: a flow that gets less than it wants has a
 // saturated channel on its path on which no flow has more per weight.
-TEST(FairShares, AreMaxMinOnRandomForests) {
+TEST(FairShares, SharesAreMaxMinFairOnRandomForests) {
   std::mt19937 random(7);
   const auto pick = [&](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);

@@ -165,7 +165,8 @@ void JobStory::KeepBusy(Flow& flow) {
     node_.Ask(flow.id, copy);
 }
 
-// By the deadline of period n the flow must have copied n + 1 budgets.
+// A budget is the demand's bytes of one period. By the deadline of period n the
+// flow must have copied n + 1 budgets.
 void JobStory::JudgeBudget(Flow& flow, int64_t period) {
   const absl::Time due =
       flow.opened + period * flow.demand.period + flow.demand.deadline;
@@ -213,7 +214,7 @@ void JobStory::CloseFlow(int id) {
   node_.Close(id);
 }
 
-// Adds to each flow's `entitled` its weighted share, since the last change, of
+// Adds to each flow's `entitled` its weighted share, since the last call, of
 // the bandwidth that is never promised.
 void JobStory::Entitle() {
   const double seconds = absl::ToDoubleSeconds(node_.now() - entitled_until_);

@@ -7,7 +7,8 @@
 //   steady  has a demand, promised as a rate if there is room; requests it once
 //           per period, in copies spread over the period, each with the
 //           demand's deadline
-//   greedy  has such a demand, and always twice its bytes requested
+//   greedy  has such a demand, and always twice its bytes requested; becomes
+//           plain if it gets no promise
 //   plain   has no promise, and always two copies requested
 //   light   has no promise, and requests like a steady job
 #pragma once
@@ -24,7 +25,7 @@
 
 namespace sluice::daemon::bandwidth {
 
-// `bytes` once per period, due `deadline` after the request.
+// A flow requests `bytes` once per period, and needs them within `deadline`.
 struct Demand {
   Bytes bytes;
   absl::Duration deadline, period;
@@ -42,22 +43,24 @@ struct JobStoryOptions {
   absl::Duration mean_life = absl::Seconds(5);
   absl::Duration tick = absl::Milliseconds(2);
   double promised = 0.9;
-  // If false, no flow has a promise and all share evenly. Copies still have
+  // If false, no flow has a promise, and all share by weight. Copies still have
   // deadlines.
   bool promises = true;
 };
 
 struct JobStoryResult {
   int asked = 0, admitted = 0;
-  int64_t due = 0, late = 0;               // copies of steady flows
-  absl::Duration latest;                   // the greatest delay of a late copy
-  int64_t budgets = 0, budgets_short = 0;  // of greedy flows, per period
-  // The number of plain flows that lived at least as long as the longest
-  // period, and the least fraction that one of them got of its weighted share
-  // of the bandwidth that is never promised.
+  // Copies of steady flows with a promise, or of all if there are no promises.
+  int64_t due = 0, late = 0;
+  absl::Duration latest;  // the greatest delay of a late copy
+  // Periods of greedy flows, and those in which a flow got too few bytes.
+  int64_t budgets = 0, budgets_short = 0;
+  // `plain` counts plain flows that lived for at least the longest period.
+  // `least_share` is the least quotient, over these flows, of the bytes copied
+  // and the flow's weighted share of the bandwidth that is never promised.
   int plain = 0;
   double least_share = 1e9;
-  absl::Duration longest_wait;  // of any flow, for its next byte
+  absl::Duration longest_wait;  // for a flow's next byte
   absl::Duration took;
 };
 
@@ -73,7 +76,7 @@ class JobStory {
     int id = 0;
     Kind kind = Kind::kLight;
     std::vector<int> path;
-    double weight = 1;  // in sharing bandwidth that is not promised
+    double weight = 1;  // its weight for bandwidth that is not promised
     Demand demand;
     int parts = 1;
     bool promised = false;
@@ -99,8 +102,8 @@ class JobStory {
   void Arrive();
   void OpenFlow(const Flow& flow, int link, int direction);
   void CloseFlow(int id);
-  // Promises the flow its rate if every channel of its path has room for the
-  // promise. Returns whether it did.
+  // Promises the flow its rate, and returns true, if every channel of its path
+  // has room for the promise.
   bool Admit(const Flow& flow);
   void Begin(Flow& flow);
   void NextStep(Flow& flow);
@@ -118,8 +121,8 @@ class JobStory {
   JobStoryResult result_;
   std::map<int, Flow> flows_;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> events_;
-  std::vector<double> weights_;   // sums over all flows, by channel
-  std::vector<double> promised_;  // rates, by channel
+  std::vector<double> weights_;   // sum of the flows' weights, by channel
+  std::vector<double> promised_;  // sum of the promised rates, by channel
   absl::Time entitled_until_;
   int64_t order_ = 0;
   int next_job_ = 0;

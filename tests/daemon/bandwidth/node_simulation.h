@@ -38,11 +38,11 @@ class NodeSimulation {
   void Close(int flow);
   void Ask(int flow, double bytes, absl::Time due = absl::InfiniteFuture());
 
-  // Advances to `until`. `on_done` may request more.
+  // Advances to `until`. `on_done` may call Ask.
   void RunUntil(absl::Time until, const OnDone& on_done = nullptr);
 
-  // The bytes carried by a channel, those copied by a flow, and those that a
-  // flow still waits for.
+  // Bytes that a channel carried, that a flow copied, and that a flow waits
+  // for.
   double carried(int channel) const { return carried_[channel]; }
   double copied(int flow) const { return lines_.at(flow).copied; }
   double backlog(int flow) const { return lines_.at(flow).backlog; }

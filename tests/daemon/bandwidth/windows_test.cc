@@ -1,6 +1,6 @@
-// Tests that a rate promised for spans of 20 ms also keeps a plan's longer
-// windows, with the real policy in injected time. As in the daemon, a rank's
-// limit is at most 20 ms of its link ahead of its use.
+// Tests that a rank with a rate promised for spans of 20 ms also meets a plan's
+// longer windows, with the real policy in injected time. As in the daemon, a
+// rank's limit is at most 20 ms of its link ahead of its use.
 #include <algorithm>
 #include <array>
 
@@ -42,9 +42,9 @@ class Rank {
   double used_ = 0, limit_ = 0;
 };
 
-// Returns the number of rank 0's late windows. Rank 0 copies `of_link` of each
-// window. Rank 1 is promised the rest of what
-// may be promised, and ranks 1 to 3 copy all they get.
+// Returns the number of rank 0's late windows. In each window rank 0 copies the
+// part `of_link` of what the link carries. Rank 1 is promised 0.9 - `of_link`.
+// Ranks 1 to 3 copy all they get.
 int LateWindows(bool promised, double of_link, absl::Duration window) {
   BandwidthPolicy policy(*Topology::Make({{"link", kLink, kLink}}));
   absl::Time now = absl::UnixEpoch();
@@ -76,11 +76,11 @@ class Windows : public ::testing::TestWithParam<int> {
   }
 };
 
-TEST_P(Windows, AreMissedWithoutAPromise) {
+TEST_P(Windows, WindowsAreMissedWithoutAPromise) {
   EXPECT_GT(Late(false), kWindows / 2);
 }
 
-TEST_P(Windows, AreMetWithAPromisedRate) { EXPECT_EQ(Late(true), 0); }
+TEST_P(Windows, WindowsAreMetWithAPromisedRate) { EXPECT_EQ(Late(true), 0); }
 
 INSTANTIATE_TEST_SUITE_P(Milliseconds, Windows,
                          ::testing::Values(20, 40, 100, 400));

@@ -1,4 +1,4 @@
-// Tests leases of host memory of other NUMA nodes than the GPU's.
+// Tests leases of host memory of a NUMA node that is not the GPU's.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "proto/base/shortage.h"
@@ -43,7 +43,7 @@ TEST_F(Borrow, AJobAloneLeasesHalfOfTheOtherNode) {
       << "a job may lease all memory of its own node";
 }
 
-TEST_F(Borrow, ASecondJobLeasesTheRestAndEndsBorrowing) {
+TEST_F(Borrow, ASecondJobEndsBorrowingAndLeasesWhatIsFree) {
   const SessionId first = node_.Attach("first", 0);
   ASSERT_TRUE(Lease(first, 1, MiB(8)));
   const SessionId second = node_.Attach("second", 0, 1, 2, 1);

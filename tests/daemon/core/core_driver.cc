@@ -45,7 +45,8 @@ void CoreDriver::CheckSaved() const {
   read.Load(saved);
   read.CheckInvariants();
   SLUICE_CHECK(read.Save() == saved);
-  // Grants know exactly the ranks that hold memory.
+  // `holding` has exactly the slots of ranks with a lease, unless extents are
+  // being made.
   for (const auto& [id, session] : saved.sessions) {
     if (!session.is_rank()) continue;
     const bool holds = holding.contains(session.grant_slot);
@@ -239,7 +240,7 @@ void CoreDriver::CheckTurns() const {
   const absl::Time now = clock.Now();
   Core other(core.config(), now);
   other.Load(core.Save());
-  // This event has no effect of its own.
+  // This event only makes the core try leases that are due.
   other.ChangeNotSent(SessionId(), PlanId(), now);
   for (const auto& [place, waiter] : core.waiting().waiters()) {
     if (waiter.for_plan) continue;

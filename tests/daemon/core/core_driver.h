@@ -35,21 +35,20 @@ class CoreDriver {
   // Passes an event to the core and to its shadow (see Shadow), and checks that
   // both return the same effects.
   void Run(absl::FunctionRef<Effects(Core&)> event);
-  // Checks that another core can read what this one saves, that its invariants
-  // hold, and that it saves the same again.
+  // Checks that another core can read what `core` saves, that the invariants
+  // hold there, and that it saves the same again.
   void CheckSaved() const;
-  // Checks that Tick touches no row if nothing is due: each touched row is
-  // saved with the event (daemon/state), changed or not.
+  // Checks that Tick touches no row if nothing is due, because daemon/state
+  // saves each touched row, changed or not.
   void CheckQuiet() const;
-  // Makes a second core that reads what this one saves, and gets every later
-  // event too.
+  // Makes a second core that reads what `core` saves. Run passes every later
+  // event to both.
   void Shadow();
 
-  // Loads what `ended` saved, and takes over what outlives a daemon.
+  // Loads what `ended` saved, and takes over its clock, extents and slots.
   void Inherit(const CoreDriver& ended);
 
-  // Sessions with the same `process` share a process; 0 is a process of its
-  // own.
+  // Sessions with the same `process` share a process; 0 means an own process.
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0);
   // Sends a request. Returns the answer, or nullopt if none has come yet.
@@ -67,7 +66,7 @@ class CoreDriver {
   // Answers the oldest query about holders of extents with `held`.
   void AnswerNext();
   void MakeNext(absl::Status status = absl::OkStatus());
-  // Reports the oldest `made.size()` extents in one event.
+  // Reports the results for the oldest `made.size()` extents in one event.
   void MakeNext(const std::vector<absl::Status>& made);
 
   void operator()(const MakeExtent& e) { to_make.push_back(e.id); }
@@ -117,7 +116,7 @@ class CoreDriver {
   std::set<int> slots;
   std::set<int> holding;  // slots of ranks that have a lease
   std::vector<PromiseCopies> promises;
-  // the speeds last passed to the grants
+  // The speeds last passed to the grants.
   std::optional<std::vector<LinkSpeed>> links;
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;

@@ -32,7 +32,7 @@ NodeConfig Config() {
 }  // namespace
 
 Instructions RandomStory(uint32_t seed, int length) {
-  // How often each operation occurs, of 16.
+  // One entry per sixteenth of the instructions. kTick stands for kRare.
   constexpr Op kOften[] = {
       Op::kAttach, Op::kAttach, Op::kLease,     Op::kLease,
       Op::kLease,  Op::kFree,   Op::kEndSocket, Op::kEndProcess,

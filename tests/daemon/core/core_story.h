@@ -48,9 +48,9 @@ std::string ToText(const Instructions& instructions);
 
 class CoreStory {
  public:
-  // After every `save` instructions, another core reads what this one saves and
+  // After every `save` instructions, another core reads what the core saves and
   // must save the same. After every `shadow` instructions, the shadow
-  // (CoreDriver) is replaced. 0 is never.
+  // (CoreDriver) is replaced. 0 means never.
   struct Every {
     int save = 1, shadow = 100;
   };

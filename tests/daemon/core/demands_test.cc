@@ -36,7 +36,7 @@ plan::RankPlan SwapHalf(const std::string& name) {
 }
 
 TEST(Demands, ALayersCopiesAreDueWithinOneLayersCompute) {
-  // 0.4 s forward, 0.6 s backward
+  // A layer takes 0.4 s forward and 0.6 s backward.
   plan::RankProfile profile = *ProfileOf(0, 0);
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates,
               ElementsAre(MiB(8).count() / 0.6, MiB(8).count() / 0.4));
@@ -67,7 +67,7 @@ TEST(Demands, ResidentLayersAndFixedTrafficAddNoCopies) {
   EXPECT_THAT(DemandOf(profile, SwapHalf("ffn_up")).rates, ElementsAre(0, 0));
 }
 
-TEST(Demands, AMustSwapClassIsCopiedAndAFrozenPassHasNoWindow) {
+TEST(Demands, AMustSwapClassIsCopiedAndAFrozenPassNeedsNoRate) {
   plan::RankProfile profile = *ProfileOf(0, 0);
   profile.classes[0].must_swap = true;
   profile.kinds[0].backward_layer_seconds = 0;  // frozen
@@ -124,7 +124,7 @@ class DemandsOfPlans : public Replan {
   }
 };
 
-TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndEndWithTheRank) {
+TEST_F(DemandsOfPlans, PromisesComeWithThePlanAndEndWithTheRank) {
   const int64_t whole = MiB(16).count();
   a = Ask("a");
   EXPECT_THAT(Promises(), IsEmpty());
@@ -140,7 +140,7 @@ TEST_F(DemandsOfPlans, ArePromisedWithThePlanAndEndWithTheRank) {
   EXPECT_FALSE(Shown("b").has_value());
 }
 
-TEST_F(DemandsOfPlans, ChangeWhenTheRankTakesTheChange) {
+TEST_F(DemandsOfPlans, PromisesChangeWhenTheRankTakesTheChange) {
   JoinThatWaits();
   const int64_t half = MiB(8).count();
   EXPECT_EQ(Promises().size(), 1u);  // b waits, and a runs by its old plan
@@ -151,7 +151,7 @@ TEST_F(DemandsOfPlans, ChangeWhenTheRankTakesTheChange) {
   EXPECT_EQ(Promises().size(), 3u);
 }
 
-TEST_F(DemandsOfPlans, SurviveATakeoverAndAreSentAgain) {
+TEST_F(DemandsOfPlans, PromisesSurviveATakeoverAndAreSentAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   Core next(Node(), node.clock.Now());

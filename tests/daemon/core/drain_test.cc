@@ -47,7 +47,7 @@ TEST(Drain, NewLeasesAreRefusedAndExistingOnesStay) {
   EXPECT_EQ(node.core.sessions().ranks(), 1);
 }
 
-TEST(Policy, HoldsLiveSettingsAndTheNextDaemonAppliesThem) {
+TEST(Policy, ThePolicyHasLiveSettingsAndTheNextDaemonAppliesThem) {
   NodeConfig config = SmallNode();
   config.named_job_limits["night"] = {.gpu = MiB(8)};
   config.named_job_limits["day"] = {.gpu = MiB(8)};

@@ -1,5 +1,5 @@
-// Formats effects as text, so that those of two cores can be compared. Profiles
-// and plans appear by their ids, as each core has objects of its own.
+// Formats effects as text, so that the effects of two cores can be compared. A
+// profile appears as its job, rank and GPU, a plan as its id.
 #pragma once
 
 #include <string>

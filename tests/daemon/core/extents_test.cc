@@ -1,5 +1,5 @@
 // Tests the limits of extents, which principal's extents make room, and when
-// idle ones are destroyed.
+// idle extents are destroyed.
 #include <algorithm>
 
 #include "gmock/gmock.h"
@@ -40,7 +40,7 @@ void Tick(CoreDriver& node, absl::Duration after) {
   node.Run([&](Core& to) { return to.Tick(node.clock.Now()); });
 }
 
-TEST(Extents, AUserHasAtMostItsNumberOfExtents) {
+TEST(Extents, AUserHasAtMostAsManyExtentsAsItsLimit) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   for (int i = 0; i < 10; ++i) {
@@ -73,7 +73,7 @@ TEST(Extents, ALeaseUpToTheExtentLimitWaitsAndALargerOneFails) {
 }
 
 // Guards against a message that names [quota], which does not set this limit.
-TEST(Extents, ALimitByOpenFilesIsReportedAsThatShortage) {
+TEST(Extents, ALimitByOpenFilesIsReportedAsALackOfOpenFiles) {
   CoreDriver node(
       WithExtentLimits({.all = 8, .each = 2, .each_of_open_files = true}));
   const SessionId rank = node.Attach("a", 0);
@@ -87,7 +87,7 @@ TEST(Extents, ALimitByOpenFilesIsReportedAsThatShortage) {
 }
 
 // Guards against small idle extents that hold all descriptors.
-TEST(Extents, AUsersIdleExtentsMakeRoomForItsNewOnes) {
+TEST(Extents, AUsersIdleExtentsMakeRoomForItsNewExtents) {
   CoreDriver node(WithExtentLimits({.all = 100, .each = 10}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 10);
@@ -156,7 +156,7 @@ TEST(Extents, IdleExtentsAreDestroyedAfterTheirTimeout) {
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 2);
   node.clock.Advance(absl::Seconds(30));
-  LeaveIdle(node, rank, 1);  // takes the newest; its timeout restarts
+  LeaveIdle(node, rank, 1);  // restarts the timeout of the newest extent
   EXPECT_EQ(node.core.NextDeadline(), node.clock.Now() + absl::Seconds(30));
   Tick(node, absl::Seconds(30));
   EXPECT_THAT(node.destroyed, SizeIs(1));
@@ -216,8 +216,8 @@ TEST(Extents, TheMachinesNeedDestroysTheOldestIdleHostMemory) {
   EXPECT_TRUE(node.destroyed.contains(ExtentId(1)));
 }
 
-// Guards against memory that a dead pod keeps and no other pod may have.
-TEST(Extents, AnEndedPodsMemoryIsDestroyedAndASlurmJobsIsReused) {
+// Guards against memory that a dead pod keeps and no other pod may lease.
+TEST(Extents, APodsMemoryIsDestroyedAndASlurmJobsMemoryReused) {
   constexpr char kJob[] = "/system.slice/slurmstepd.scope/job_";
   CoreDriver node(KeepingHost());
   DieWithHost(node, 1, "/kubepods/pod1");
@@ -250,7 +250,7 @@ TEST(Extents, ASlurmJobReusesMemoryOnlyUpToItsExtentLimit) {
                        HasSubstr("has 6 extents")));
 }
 
-TEST(Extents, IdleExtentsEndWithTheLastProcessOfTheirUser) {
+TEST(Extents, IdleExtentsAreDestroyedAfterTheirUsersLastProcess) {
   CoreDriver node(WithExtentLimits({}));
   const SessionId rank = node.Attach("a", 0), last = node.Attach("b", 0);
   LeaveIdle(node, rank, 256);

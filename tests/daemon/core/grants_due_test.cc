@@ -1,5 +1,5 @@
 // Tests copies with deadlines, through the daemon's own policy, in injected
-// time. A unit is what the link carries in T.
+// time. A unit is what the link carries in kT; comments write T for kT.
 #include <cmath>
 #include <map>
 #include <vector>
@@ -34,12 +34,13 @@ class DueLink {
       rank.begin = rank.used = rank.end = rank.limit[kH2d];
     }
   }
-  // Adds `bytes` to copy, which compute needs after `due`.
+  // Adds `bytes` to the rank's copies. Compute needs them `due` from now.
   void Copy(int slot, uint64_t bytes, absl::Duration due) {
     ranks_[slot].end += bytes;
     ranks_[slot].due = now_ + due;
     ranks_[slot].counted = false;
   }
+  // If `told`, the policy learns the ranks' deadlines.
   void Run(absl::Duration time, bool told) {
     for (const absl::Duration end = now_ + time; now_ < end; now_ += kDueTick) {
       std::map<int, Directions> used;
@@ -68,7 +69,7 @@ class DueLink {
   LateCopies counted(int slot) const { return policy.late().at(slot)[kH2d]; }
 
   GrantPolicy policy{{{"pcie0", kDueRate, kDueRate}}};
-  std::map<int, GrantPolicy::Need> lies;  // published whether `told` or not
+  std::map<int, GrantPolicy::Need> lies;  // false claims, always published
 
  private:
   static constexpr absl::Duration kNever = absl::InfiniteDuration();
@@ -89,7 +90,7 @@ class DueLink {
   std::vector<Rank> ranks_;
 };
 
-// Runs for two seconds. Returns a rank's bytes per second in them.
+// Runs for 2 s. Returns the bytes per second that the rank copied.
 double RateOf(DueLink& link, int slot) {
   const double before = link.copied(slot);
   link.Run(absl::Seconds(2), /*told=*/true);
@@ -133,7 +134,7 @@ TEST(GrantsDue, ACopyInTimeByItsFairShareBorrowsNothing) {
               static_cast<double>(Units(0.5)));
 }
 
-// Each rank has 3 units due at 3T; the link carries both by 6T.
+// Each rank has 3 units due at 3T. The link carries all 6 units by 6T.
 TEST(GrantsDue, LateCopiesAndTheirDelaysAreCounted) {
   DueLink link(2);
   for (int i = 0; i < kRounds; ++i) {
@@ -146,7 +147,7 @@ TEST(GrantsDue, LateCopiesAndTheirDelaysAreCounted) {
     EXPECT_EQ(link.counted(slot).copies, link.late(slot));
     seconds += link.counted(slot).seconds;
   }
-  // All bytes carried after 3T are late, by at most 3T per round.
+  // A copy is at most 3T late, and in each round a copy is at least 2T late.
   EXPECT_LE(seconds, 2 * kRounds * absl::ToDoubleSeconds(3 * kT));
   EXPECT_GE(seconds, kRounds * absl::ToDoubleSeconds(2 * kT));
   EXPECT_EQ(link.policy.late().at(0)[kD2h], LateCopies());
@@ -170,12 +171,11 @@ TEST(GrantsDue, RanksOfOneUserGetAheadNoFurtherThanOneRank) {
   }
   const uint64_t before = used[0][kH2d];
   for (absl::Duration t; t < absl::Seconds(2); t += kDueTick) refill();
-  // Half of 2 s, less the 0.2 s by which the other user may be ahead.
+  // The even share is half of 2 s. The other user may be ahead by 0.2 s.
   EXPECT_GE(static_cast<double>(used[0][kH2d] - before), 0.75 * kDueRate);
 }
 
-// The deadline lies far in the past, as after a late heartbeat or from before
-// the rank began.
+// The deadline lies far in the past.
 TEST(GrantsDue, ADelayCountsOnlyFromWhenTheCopyWasSeenLate) {
   DueLink link(1);
   link.lies[0] = {uint64_t{1} << 50, absl::Seconds(-1e9)};
@@ -213,12 +213,12 @@ TEST(GrantsDue, ABurstAmongBusyRanksIsInTimeIfItsDeadlineIsKnown) {
   }
 }
 
-TEST(GrantsDue, BandwidthLentToABurstIsReturnedToTheOthers) {
+TEST(GrantsDue, BandwidthLentToABurstIsReturnedToOtherRanks) {
   for (const bool told : {false, true}) {
     DueLink link(4);
     RunAmongHungryOnes(link, told);
     // The link ran for 11 s. The bursts took 1.5 units each half second, and
-    // the three other ranks shared the rest evenly.
+    // the three other ranks shared what was left evenly.
     const double rest =
         (11 * kDueRate - kRounds * static_cast<double>(Units(1.5))) / 3;
     for (int slot : {1, 2, 3}) {

@@ -1,4 +1,4 @@
-// Tests fair shares of a link, in injected time.
+// Tests how the daemon's grants share links, in injected time.
 #include "daemon/core/grants.h"
 
 #include <random>
@@ -12,7 +12,7 @@ namespace {
 constexpr double kRate = 1e9;
 constexpr absl::Duration kTick = absl::Milliseconds(2);
 
-// Ranks that use all that they are granted at once, or a limited rate of it.
+// Ranks on links. A rank uses its grants at once, or at a limited rate.
 class Link {
  public:
   explicit Link(std::vector<LinkSpeed> links = {{"pcie0", kRate, kRate}})
@@ -64,10 +64,10 @@ class Link {
   int passed = 0;
 };
 
-TEST(Grants, RankAloneGetsTheWholeLink) {
+TEST(Grants, ARankAloneGetsTheWholeLink) {
   Link link;
   link.Attach(0);
-  link.Run(absl::Seconds(1));  // past the window granted at Attach
+  link.Run(absl::Seconds(1));  // uses up what Attach granted
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), kRate, kRate / 100);
@@ -97,7 +97,7 @@ TEST(Grants, BusyRanksShareByWeight) {
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.75 * kRate, kRate / 50);
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.25 * kRate, kRate / 50);
-  // The rate that the rank reads shows the share, too.
+  // The rate that ranks are told is that share, too.
   EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
 }
 
@@ -156,7 +156,7 @@ TEST(Grants, RanksWithoutMemoryGetOnlyUnusedBandwidth) {
   const auto before = link.used;
   link.Run(absl::Seconds(2));
   EXPECT_GE(link.Rate(0, before, absl::Seconds(2)), 0.99 * kRate);
-  // They copy when no rank with memory does.
+  // Ranks without memory copy when no rank with memory does.
   link.Run(absl::Seconds(1), {{0, 0}});
   const auto then = link.used;
   link.Run(absl::Seconds(2), {{0, 0}});
@@ -174,7 +174,7 @@ TEST(Grants, RanksWithoutMemoryGetOnlyUnusedBandwidth) {
   EXPECT_LE(link.Rate(1, freed, absl::Seconds(2)), 0.01 * kRate);
 }
 
-TEST(Grants, UnusedBandwidthGoesToTheOthers) {
+TEST(Grants, UnusedBandwidthGoesToOtherRanks) {
   Link link;
   link.Attach(0);
   link.Attach(1);
@@ -268,7 +268,7 @@ TEST(Grants, DirectionsAndLinksAreIndependent) {
               kRate, kRate / 100);  // half the rate for two seconds
 }
 
-// Two GPUs with links of 0.8 are behind a switch of 1.
+// Two GPUs with links of 0.8 kRate are behind a switch of kRate.
 TEST(Grants, RanksBehindOneSwitchShareIt) {
   Link link({{"pcie0", 0.8 * kRate, 0.8 * kRate, "switch"},
              {"pcie1", 0.8 * kRate, 0.8 * kRate, "switch"},
@@ -334,7 +334,7 @@ TEST(Grants, AnOffloadAloneOnASharedMemoryLinkHasANarrowWindow) {
   EXPECT_EQ(both.rate[0], (Directions{500'000'000, 500'000'000}));
 }
 
-TEST(Grants, APromiseIsKeptBothWaysOnASharedMemoryLink) {
+TEST(Grants, APromiseIsKeptInBothDirectionsOfASharedMemoryLink) {
   Link link({{"memory", 0, 0, "", kRate}});
   link.Attach(0, /*promised=*/0.3 * kRate);
   for (int slot : {1, 2, 3}) link.Attach(slot);
@@ -365,7 +365,7 @@ TEST(Grants, FalseReportsHurtOnlyTheirOwnRank) {
 }
 
 // Guards against a false report of use that takes the whole link.
-TEST(Grants, ARankWithFalseReportsGetsABusyRanksShare) {
+TEST(Grants, ARankWithFalseReportsGetsNoMoreThanABusyRank) {
   for (const double promised : {0.0, 0.5 * kRate}) {
     Link link;
     link.Attach(0);
@@ -402,7 +402,7 @@ TEST(Grants, APromiseIsPartOfTheEvenShareNotAddedToIt) {
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), kRate / 2, kRate / 50);
 }
 
-TEST(Grants, AnIdleRanksReportedRateIsThatOfABusyRank) {
+TEST(Grants, AnIdleRankIsToldTheRateThatItCouldCopyAt) {
   Link link;
   link.Attach(0);
   link.Attach(1);
@@ -539,7 +539,7 @@ TEST(Grants, ARankContinuesFromTheGrantsOfAnEarlierDaemon) {
       policy.Resume(0, 0, {}, {1000, 500}, {800, 700});
   EXPECT_EQ(on.limit, (Directions{1000, 700}));
   EXPECT_EQ(policy.used().at(0), (Directions{800, 700}));
-  // The policy does not believe a reported use beyond one copy.
+  // The policy believes no use of more than one copy above the limit.
   const uint64_t most = 1000 + GrantPolicy::kOneCopy;
   const GrantPolicy::Grant false_use =
       policy.Resume(1, 0, {}, {1000, 1000}, {UINT64_MAX, 0});

@@ -18,7 +18,7 @@ std::vector<std::string> Causes(const CoreDriver& node) {
   return all;
 }
 
-TEST(Events, NameTheRequestOrSessionThatCausedThem) {
+TEST(Events, EventsNameTheRequestOrSessionThatCausedThem) {
   CoreDriver node;
   const SessionId a = node.Connect();
   ASSERT_EQ(a.value(), 1u);
@@ -66,7 +66,7 @@ TEST(Events, AFloodOfOneUserDropsOnlyThatUsersEvents) {
 
 JobKey Job(int i) { return {{1, ""}, "job" + std::to_string(i)}; }
 
-TEST(JobSeries, AreKeptForFiveMinutesAfterTheJob) {
+TEST(JobSeries, ASeriesIsKeptForFiveMinutesAfterItsJob) {
   CoreDriver node;
   const auto steps = [&]() -> int {
     const auto jobs = node.core.TakeSnapshot(nullptr, node.clock.Now()).stats;

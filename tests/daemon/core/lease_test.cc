@@ -21,7 +21,7 @@ std::vector<ExtentId> Ids(const GrantedReply& lease) {
   return ids;
 }
 
-TEST(Lease, IsExactAndOnlyItsLastExtentIsSmaller) {
+TEST(Lease, ALeaseIsExactAndOnlyItsLastExtentIsSmaller) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease,
@@ -77,7 +77,7 @@ TEST(Lease, AGrantThatCannotBeSentIsRefusedAndUncharged) {
 
 // A live process may still map memory that it freed, so no idle extent can be
 // cut.
-TEST(Lease, IsMadeOfIdleExtentsIfNothingElseIsFree) {
+TEST(Lease, ALeaseIsMadeOfIdleExtentsIfNothingElseIsFree) {
   CoreDriver node;
   node.held = Held::kYes;
   const SessionId a = node.Attach("demo", 0);
@@ -128,7 +128,7 @@ TEST(Lease, AGrantedHandleNeverGoesToAnotherPrincipal) {
 
 TEST(Lease, FreedMemoryThatMayBeMappedGoesToNoOtherUser) {
   CoreDriver node;
-  node.held = Held::kUnknown;  // as on a GPU
+  node.held = Held::kUnknown;  // as on cuda
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   ASSERT_TRUE(node.Ask(a, FreeRequest{lease.lease}));
@@ -177,7 +177,7 @@ TEST(Lease, AFailedExtentRefusesTheWholeLease) {
   EXPECT_EQ(node.core.pool(Gpu(0)).kept, MiB(8));
 }
 
-TEST(Lease, IsDecidedByAllResultsOfABatch) {
+TEST(Lease, EachLeaseOfABatchIsDecidedByItsOwnExtents) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
@@ -201,7 +201,7 @@ TEST(Lease, DeathWhileExtentsAreMadeLeaksNothing) {
   EXPECT_FALSE(node.Ask(a, LeaseRequest{Gpu(0), MiB(12)}));
   node.MakeNext();
   node.Die(a);
-  EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));  // being made
+  EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));  // extents being made
   node.MakeNext();
   node.MakeNext();
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, Bytes(0));
@@ -284,7 +284,7 @@ TEST(Budget, EveryConfiguredLimitIsListedEvenIfUnused) {
       << "a user is not shown limits of other users";
 }
 
-TEST(Budget, ALimitBelowUseIsRefusedAndOthersApplyAtOnce) {
+TEST(Budget, ALimitBelowUseIsRefusedAndOtherLimitsApplyAtOnce) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   ASSERT_THAT(node.Lease(a, Gpu(0), MiB(8)), IsOk());

@@ -36,7 +36,7 @@ void Later(CoreDriver& node) {
 }
 
 // Guards against freed memory that leaves the budget while it is still mapped.
-TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
+TEST(Lingering, RepeatedLeasingAndFreeingStaysWithinTheBudget) {
   for (const Held held : {Held::kYes, Held::kUnknown}) {
     CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
     node.held = held;
@@ -61,7 +61,7 @@ TEST(Lingering, LeaseFreeAndRepeatStaysWithinTheBudget) {
   }
 }
 
-TEST(Lingering, ItsUsersJobsLeaseItAgainAndAreChargedOnce) {
+TEST(Lingering, AnotherJobLeasesLingeringMemoryAndIsChargedOnce) {
   CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   AttachAndReturn(node, Gpu(0), MiB(8));
   EXPECT_EQ(node.core.pool(Gpu(0)).lingering, MiB(8));
@@ -139,7 +139,7 @@ TEST(Lingering, AChildOfADeadProcessStillHoldsTheMemory) {
   Later(node);
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
   EXPECT_THAT(node.Lease(b, Gpu(0), MiB(16)), IsOk());
-  EXPECT_THAT(node.destroyed, SizeIs(3));  // made again for another user
+  EXPECT_THAT(node.destroyed, SizeIs(3));  // and made again for user 2
   Later(node);
   EXPECT_TRUE(node.to_ask.empty());
 }

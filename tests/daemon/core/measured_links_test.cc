@@ -48,7 +48,7 @@ double SpeedOfFirst(const CoreDriver& node) {
   return node.core.config().links[0].h2d_bytes_per_second;
 }
 
-TEST(MeasuredLinks, AreUsedForLinksWithoutAConfiguredSpeed) {
+TEST(MeasuredLinks, MeasuredSpeedsAreUsedForLinksWithoutAConfiguredSpeed) {
   const std::vector<LinkSpeed> links = LinksWith(Tree().links, Found());
   EXPECT_EQ(links[0].h2d_bytes_per_second, 2e9);
   EXPECT_EQ(links[0].d2h_bytes_per_second, 3e9);
@@ -59,7 +59,7 @@ TEST(MeasuredLinks, AreUsedForLinksWithoutAConfiguredSpeed) {
   EXPECT_FALSE(links[2].measured);
 }
 
-TEST(LinkSpeed, IsTheLowerOfTheLimitsThatAreSet) {
+TEST(LinkSpeed, ALinksSpeedIsTheLowerOfTheLimitsThatAreSet) {
   for (const auto& [own, both, speed] :
        {std::array{1.0, 5.0, 1.0}, std::array{5.0, 1.0, 1.0},
         std::array{0.0, 5.0, 5.0}, std::array{5.0, 0.0, 5.0},
@@ -70,7 +70,7 @@ TEST(LinkSpeed, IsTheLowerOfTheLimitsThatAreSet) {
   }
 }
 
-TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
+TEST(MeasuredLinks, MeasurementsThatDoNotFitTheNodeAreRefused) {
   const std::vector<LinkSpeed> links = Tree().links;
   const auto check = [&](const std::string& name, MeasuredLink link) {
     return CheckMeasured(links, {{{name, link}}, {}});
@@ -97,7 +97,7 @@ TEST(MeasuredLinks, MeasurementsOfAnotherNodeAreRefused) {
                HasSubstr("do not fit the configured speeds of other links")));
 }
 
-TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
+TEST(MeasuredLinks, MeasuredSpeedsApplyAtOnceWithoutRanks) {
   CoreDriver node(Tree());
   const MeasuredLinks found = Found(node.clock.Now());
   const auto kept =
@@ -121,7 +121,7 @@ TEST(MeasuredLinks, ApplyAtOnceWithoutRanksAndCanBeForgotten) {
   EXPECT_EQ(node.core.live_policy().policy().measured, std::nullopt);
 }
 
-TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
+TEST(MeasuredLinks, MeasuredSpeedsWaitUntilNoRankIsAttached) {
   CoreDriver node(Tree());
   const SessionId a = node.Attach("a", 0), b = node.Attach("b", 0);
   Set(node, Found());
@@ -139,7 +139,7 @@ TEST(MeasuredLinks, WaitUntilNoRankIsAttached) {
   EXPECT_TRUE(node.links);
 }
 
-TEST(MeasuredLinks, ApplyToTheNextDaemonFromItsStart) {
+TEST(MeasuredLinks, MeasuredSpeedsApplyToTheNextDaemonFromItsStart) {
   CoreDriver next(Tree());
   Policy policy;
   policy.measured = Found();

@@ -27,14 +27,14 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // Queries the device, which reports `beside_`.
+  // Lets the device report that `beside_` of GPU 0 is used outside leases.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();
     const HeldOutside said = answers_.Add({{{Gpu(0), beside_}}, now});
     node_.Run([&](Core& core) { return core.OutsideKnown(said, now); });
   }
-  // Reports what the rank's driver sees: `beside_` and the daemon's memory.
+  // Sends a rank's report of used memory: `beside_` and the daemon's extents.
   void Tell(SessionId rank) {
     node_.clock.Advance(absl::Milliseconds(1));
     const auto reply =
@@ -95,13 +95,13 @@ TEST_F(OutsideRanks, ALeaseIsNoPartOfOutsideMemory) {
   EXPECT_EQ(Outside(), MiB(2));
 }
 
-// A rank's report counts only until the device was queried twice.
+// A rank's report counts only until the device has been queried twice.
 TEST_F(OutsideRanks, AReportThatTheDeviceDoesNotConfirmIsDropped) {
   const SessionId a = node_.Attach("demo", 0);
   node_.clock.Advance(absl::Milliseconds(1));
   node_.Ask(a, GpuUseRequest{GiB(900)});
   EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
-  EXPECT_EQ(Of(a), MiB(19));  // no more than the GPU has
+  EXPECT_EQ(Of(a), MiB(19));  // all that the daemon does not use
   Ask();
   EXPECT_EQ(node_.core.pool(Gpu(0)).free, Bytes(0));
   Ask();
@@ -127,8 +127,8 @@ TEST_F(OutsideRanks, EachRankIsChargedItsOwnIncrease) {
   EXPECT_EQ(Outside(), MiB(1));
 }
 
-TEST_F(OutsideRanks, EarlierMemoryIsChargedToNoRank) {
-  beside_ += MiB(6);  // another process's
+TEST_F(OutsideRanks, MemoryUsedBeforeTheFirstRankIsChargedToNoRank) {
+  beside_ += MiB(6);  // used by another process
   Ask();
   Ask();
   EXPECT_EQ(Outside(), MiB(3));
@@ -165,7 +165,7 @@ TEST_F(OutsideRanks, OutsideMemoryIsSavedForTheNextDaemon) {
 }
 
 // If the device reports the owner of memory, the reports of ranks are not used.
-TEST(OutsideRanksOfSim, ReportsAreIgnored) {
+TEST(OutsideRanksOfSim, ReportsOfRanksAreIgnoredOnSim) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   const auto reply = node.Ask(a, GpuUseRequest{MiB(12)});

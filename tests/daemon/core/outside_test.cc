@@ -1,4 +1,5 @@
-// Tests memory held outside leases: it is not free until the device reports so.
+// Tests memory held outside leases: it is not free until the device reports its
+// release.
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/daemon/core/core_driver.h"
@@ -15,7 +16,7 @@ using ::testing::HasSubstr;
 constexpr absl::Time kFirst = absl::UnixEpoch();
 constexpr absl::Duration kLater = absl::Seconds(1);
 
-// Answers for two GPUs with 2 MiB of spare memory each and unknown holders.
+// Each of the two GPUs has 2 MiB of spare memory. No holders are reported.
 OutsideAnswers OnCuda() {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(2);
@@ -29,7 +30,7 @@ void Say(CoreDriver& node, std::map<PoolId, Bytes> pools) {
 }
 
 // Guards against a pool that reports memory of outside processes as free.
-TEST(Outside, IsNeitherFreeNorLeasedUntilItIsReleased) {
+TEST(Outside, OutsideMemoryIsNotFreeUntilItIsReleased) {
   CoreDriver node;
   Say(node, {{Gpu(0), MiB(10)}, {Host(0), MiB(3)}});
   const PoolSnapshot pool = node.core.pool(Gpu(0));
@@ -68,7 +69,7 @@ TEST(Outside, AFaultyGpuHasNoFreeMemoryAndNoRanks) {
   node.Attach("demo", 0);
 }
 
-TEST(Outside, IsShownWithItsAgeAndItsEndIsLogged) {
+TEST(Outside, OutsideMemoryIsShownWithItsAgeAndItsEndIsLogged) {
   CoreDriver node;
   EXPECT_EQ(node.core.TakeSnapshot(nullptr, node.clock.Now()).outside_at,
             absl::InfinitePast());
@@ -87,7 +88,7 @@ TEST(Outside, IsShownWithItsAgeAndItsEndIsLogged) {
 }
 
 // The device's figure may be older than the leases.
-TEST(Outside, IsAtMostThePoolMinusLeasedAndKeptMemory) {
+TEST(Outside, OutsideMemoryIsAtMostThePoolMinusLeasedAndKept) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(8)));
@@ -110,7 +111,7 @@ TEST(OutsideAnswers, AnIncreaseCountsWhenItIsSeenTwice) {
   EXPECT_EQ(extent.pools, (std::map<PoolId, Bytes>{{Gpu(0), MiB(1)}}));
   const auto lasting = answers.Add({{{Gpu(0), MiB(8)}}, kFirst + 2 * kLater});
   EXPECT_EQ(lasting.pools, (std::map<PoolId, Bytes>{{Gpu(0), MiB(6)}}));
-  // A decrease counts at once; the rest fits into the spare.
+  // A decrease counts at once. The spare memory covers the 2 MiB that are left.
   EXPECT_EQ(answers.Add({{{Gpu(0), MiB(2)}}, kFirst + 3 * kLater}).pools,
             (std::map<PoolId, Bytes>()));
 }
@@ -154,7 +155,7 @@ TEST(Outside, EachPoolHasTheTimeOfItsLastAnswer) {
   node.CheckSaved();
 }
 
-TEST(Outside, IsPartOfTheSavedState) {
+TEST(Outside, OutsideMemoryIsPartOfTheSavedState) {
   CoreDriver node;
   Say(node, {{Gpu(0), MiB(12)}, {Host(0), MiB(1)}});
   node.CheckSaved();

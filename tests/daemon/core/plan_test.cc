@@ -1,4 +1,4 @@
-// Tests rounds of planning through Core.
+// Tests rounds of planning and the unit cache through Core.
 #include <fmt/format.h>
 
 #include "gmock/gmock.h"
@@ -32,7 +32,7 @@ void Submit(CoreDriver& node, SessionId id, int rank, uint64_t gpu,
                                    node.clock.Now()));
 }
 
-TEST(Plan, WaitsForAllLocalRanksThenEachGetsTheSamePlan) {
+TEST(Plan, APlanWaitsForAllLocalRanksAndThenGoesToEach) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2, 1, 0);
   const SessionId b = node.Attach("demo", 1, 2, 1, 1);
@@ -77,7 +77,7 @@ TEST(Plan, TheSameRequestIsAnsweredFromTheCacheAndAnotherIsNot) {
   EXPECT_THAT(node.to_solve, SizeIs(3));
 }
 
-TEST(Plan, ResourcesAreTheJobsShareAndRemainingBudget) {
+TEST(Plan, ResourcesAreTheJobsShareOfLinksAndItsBudget) {
   NodeConfig config = SmallNode();
   config.gpus[1].link = "pcie0";
   config.named_job_limits["demo"] = {.host = MiB(10)};
@@ -109,7 +109,7 @@ TEST(Plan, ARanksOwnHostLimitIsPartOfTheRequest) {
 }
 
 // Guards against a request that omits a link's only limited direction.
-TEST(Plan, LinkThatIsThrottledOneWayStillLimitsThatWay) {
+TEST(Plan, ALinkWithOneLimitedDirectionLimitsThatDirection) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 1e9, 0}, {"pcie1", 0, 2e9}};
   CoreDriver node(config);
@@ -126,7 +126,7 @@ TEST(Plan, LinkThatIsThrottledOneWayStillLimitsThatWay) {
   EXPECT_EQ(links[1].d2h_bytes_per_second, 2e9);
 }
 
-TEST(Plan, ALinkAboveOthersLimitsAllBelowIt) {
+TEST(Plan, ALinkLimitsAllLinksBelowIt) {
   NodeConfig config = SmallNode();
   config.links = {{"pcie0", 1e9, 1e9, "switch"},
                   {"pcie1", 1e9, 1e9, "switch"},
@@ -174,7 +174,7 @@ TEST(Plan, AnUnthrottledLinkIsLeftOutOfTheRequest) {
   EXPECT_THAT(node.to_solve[0].resources.links, IsEmpty());
 }
 
-TEST(Plan, CountsOnlyFreeMemoryThatEveryLeaseCouldHave) {
+TEST(Plan, ARequestCountsOnlyFreeMemoryThatEveryLeaseCouldHave) {
   CoreDriver node;
   node.held = Held::kUnknown;
   const SessionId a = node.Attach("demo", 0);
@@ -212,7 +212,7 @@ TEST(Plan, TheDeadlineStopsTheWorkerAndNotifiesTheRanks) {
 }
 
 // Guards against control characters of a worker's output in the log.
-TEST(Plan, TheLastOutputOfAWorkerIsOneLine) {
+TEST(Plan, AWorkersErrorBecomesOneLine) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   Submit(node, a, 0, 0, "h0");
@@ -223,7 +223,7 @@ TEST(Plan, TheLastOutputOfAWorkerIsOneLine) {
   EXPECT_THAT(node.core.log().events().back().text, HasSubstr("no??[2K?"));
 }
 
-TEST(Plan, RankThatLeavesEndsTheRoundForTheOthers) {
+TEST(Plan, ARankThatLeavesEndsTheRoundForOtherRanks) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
   const SessionId b = node.Attach("demo", 1, 2);
@@ -248,7 +248,7 @@ KeyedUnit Unit(const std::string& key, Bytes size = Bytes(64)) {
   return {key, std::make_shared<const plan::UnitPlan>(std::move(unit))};
 }
 
-// Submits a profile with these units, of a job with one rank.
+// Attaches a job of one rank, and submits its profile with `units`.
 SessionId SubmitUnits(CoreDriver& node, const std::string& job,
                       const std::string& hash,
                       const std::vector<std::string>& units) {
@@ -271,7 +271,7 @@ TEST(Plan, SolvedUnitsArePassedToEveryLaterRequest) {
   plan.units_solved = 2;
   node.Apply(node.core.PlanSolved(node.to_solve[0].round, plan,
                                   node.clock.Now(), {Unit("u1"), Unit("u2")}));
-  // Another job with other measurements has the same units.
+  // The profile of another job, with other times, has unit u2 too.
   SubmitUnits(node, "second", "h1", {"u2", "u3", "u2"});
   ASSERT_THAT(node.to_solve, SizeIs(2));
   EXPECT_THAT(node.to_solve[1].known, SizeIs(1));
@@ -289,7 +289,7 @@ KeyedUnit UnitOfBuffers(const std::string& key, size_t buffers) {
   return {key, std::make_shared<const plan::UnitPlan>(unit)};
 }
 
-TEST(UnitCache, DropsTheLeastRecentlyUsedAboveTheBufferLimit) {
+TEST(UnitCache, TheLeastRecentlyUsedUnitIsDroppedAboveTheBufferLimit) {
   constexpr size_t kMost = plan::kMaxUnitBuffers;
   constexpr size_t kUnits = UnitCache::kBuffersKept / kMost;
   UnitCache cache;
@@ -312,7 +312,7 @@ TEST(UnitCache, DropsTheLeastRecentlyUsedAboveTheBufferLimit) {
   EXPECT_THAT(cache.Find({"too large"}), IsEmpty());
 }
 
-TEST(UnitCache, HoldsAsManyUnitsAsARequest) {
+TEST(UnitCache, TheCacheHoldsAsManyUnitsAsARequest) {
   UnitCache cache;
   for (size_t i = 0; i <= plan::kMaxUnits; ++i) {
     cache.Add(UnitOfBuffers(fmt::to_string(i), 0));
@@ -322,7 +322,7 @@ TEST(UnitCache, HoldsAsManyUnitsAsARequest) {
   EXPECT_THAT(cache.Find({"1", fmt::to_string(plan::kMaxUnits)}), SizeIs(2));
 }
 
-TEST(Plan, WithoutAProofAUnitIsNotKept) {
+TEST(Plan, AUnitWithoutAProofIsNotKept) {
   CoreDriver node;
   SubmitUnits(node, "demo", "h0", {"u1"});
   plan::UnitPlan unproved = *Unit("u1").unit;
@@ -361,7 +361,7 @@ TEST(Plan, TheSnapshotShowsPlanProgressToItsUserAndTheOperator) {
   EXPECT_THAT(planning(nullptr), IsEmpty());
 }
 
-TEST(Plan, BelongsToItsPrincipal) {
+TEST(Plan, APlanIsVisibleOnlyToItsPrincipal) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 1, /*uid=*/1);
   Submit(node, a, 0, 0, "h0");

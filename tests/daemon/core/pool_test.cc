@@ -1,4 +1,4 @@
-// Tests that a pool keeps sums, so that no event scans all extents.
+// Tests which extents a pool reuses or destroys. A refusal scans none of them.
 #include "daemon/core/pool/pool.h"
 
 #include <algorithm>
@@ -55,7 +55,8 @@ double SecondsOf(const std::function<void()>& work) {
 TEST(Pool, ARefusalTakesNoLongerWithTenThousandIdleExtents) {
   uint64_t next_extent = 1;
   Pool few = WithKept(2, next_extent), many = WithKept(10'000, next_extent);
-  // The pool refuses another principal, and also the one that had the granules.
+  // The pool refuses another principal, and also the principal that had the
+  // granules.
   for (const PrincipalId who : {kOther, kOne}) {
     const auto refusal = [&](Pool& pool, Bytes size) {
       return SecondsOf([&, size] {

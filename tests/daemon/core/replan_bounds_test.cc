@@ -1,5 +1,5 @@
 // Tests which requests wait for other jobs, and how long, if jobs are planned
-// together.
+// together. Also tests the limits of kept plans and profiles.
 #include <fmt/format.h>
 
 #include <iterator>
@@ -110,13 +110,13 @@ TEST_F(ReplanBounds, ALeaseThatWaitsForAPlanIsGivenUpByItsClient) {
   EXPECT_TRUE(absl::IsCancelled(std::get<absl::Status>(answer->second)));
 }
 
-TEST_F(ReplanBounds, AtMostOneLeaseOfASessionWaits) {
+TEST_F(ReplanBounds, AtMostOneLeaseOfASessionWaitsForAPlan) {
   FullNode();
   EXPECT_TRUE(Waits(b, MiB(2)));
   EXPECT_FALSE(Waits(b, MiB(2)));
 }
 
-TEST_F(ReplanBounds, ALeaseWaitsForOthersNotForItsOwnJob) {
+TEST_F(ReplanBounds, ALeaseDoesNotWaitForItsOwnJob) {
   JoinThatWaits();
   Free(a, held);  // a shrinks
   LeaseHost(b, MiB(16));
@@ -145,7 +145,7 @@ TEST_F(ReplanBounds, AWaitingLeaseOfAPlannedJobCountsOnce) {
             MiB(20) + MiB(4) - MiB(16) - MiB(4));
 }
 
-TEST_F(ReplanBounds, OnlyItsOwnUserMakesRoomForALeaseAndItsJobIsHidden) {
+TEST_F(ReplanBounds, AWaitingLeaseLowersItsOwnUsersLimitAndItsJobIsHidden) {
   a = Ask("a", 0, /*uid=*/1);
   Solve({{1, MiB(16)}});
   held = LeaseHost(a, MiB(16));
@@ -381,7 +381,7 @@ class KeptProfiles : public Replan {
 };
 
 // Guards against profiles that no limit counts once their plans are made.
-TEST_F(KeptProfiles, AreLimitedByUserWhileTheirJobsRun) {
+TEST_F(KeptProfiles, ProfilesAreLimitedByUserWhileTheirJobsRun) {
   const SessionId first = node.Attach("first", 0);
   EXPECT_EQ(Refusal(first, 2'000'000), "");
   Solve({{1, MiB(1)}});
@@ -411,7 +411,7 @@ class KeptProfilesOfAll : public KeptProfiles {
   }
 };
 
-TEST_F(KeptProfilesOfAll, AreLimitedOverAllUsers) {
+TEST_F(KeptProfilesOfAll, ProfilesAreLimitedOverAllUsers) {
   EXPECT_EQ(Refusal(node.Attach("a", 0, 1, 1), 1'500'000), "");
   Solve({{1, MiB(1)}});
   const SessionId other = node.Attach("b", 0, 1, 2);
@@ -419,7 +419,7 @@ TEST_F(KeptProfilesOfAll, AreLimitedOverAllUsers) {
   EXPECT_EQ(Refusal(other, 1'200'000), "");
 }
 
-TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {
+TEST_F(KeptProfiles, AProfileIsReplacedByItsRanksNextProfile) {
   const SessionId rank = node.Attach("a", 0);
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(Refusal(rank, 1'500'000 + i), "");
@@ -430,8 +430,7 @@ TEST_F(KeptProfiles, AreReplacedByTheirRanksNextProfile) {
   EXPECT_EQ(KeptOf(1), Bytes(0));
 }
 
-// Guards against a trace that is charged to its user until the next request.
-TEST_F(KeptProfiles, HaveNoTracesOnceTheirPlansAreMade) {
+TEST_F(KeptProfiles, ProfilesHaveNoTracesOnceTheirPlansAreMade) {
   auto profile = Profile(10);
   const std::weak_ptr<plan::RankProfile> with_traces = profile;
   Submit(node.Attach("a", 0), std::move(profile), "a");
@@ -440,7 +439,7 @@ TEST_F(KeptProfiles, HaveNoTracesOnceTheirPlansAreMade) {
   EXPECT_TRUE(with_traces.expired());
 }
 
-TEST_F(KeptProfiles, CountForTheNextDaemonToo) {
+TEST_F(KeptProfiles, ProfilesCountForTheNextDaemonToo) {
   const SessionId first = node.Attach("first", 0);
   EXPECT_EQ(Refusal(first, 1'500'000), "");
   Solve({{1, MiB(1)}});

@@ -15,8 +15,8 @@
 
 namespace sluice::daemon {
 
-// Returns a profile with a layer of 1 s and one free class, which takes 0.1 s
-// to recompute.
+// Returns a profile with a layer of 1 s and one class that takes 0.1 s to
+// recompute.
 std::shared_ptr<plan::RankProfile> ProfileOf(int rank, uint64_t gpu);
 
 class Replan : public ::testing::Test {
@@ -52,7 +52,7 @@ class Replan : public ::testing::Test {
   // job b requests a plan, and the plan gives each job 16 MiB.
   void JoinThatWaits();
   // Does what a rank does at its step boundary: accepts the newest change, and
-  // replaces `lease` by one of `size`.
+  // replaces `lease` by a lease of `size`.
   void TakeChange(SessionId id, LeaseId* lease, Bytes size);
 
   CoreDriver node;

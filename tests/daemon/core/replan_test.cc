@@ -54,7 +54,7 @@ TEST_F(Replan, AJoinWaitsForMemoryThatOtherJobsFree) {
 
 TEST_F(Replan, MemoryBetweenAJobsOldAndNewLeaseStaysReservedForIt) {
   JoinThatWaits();
-  Free(a, held);  // between its old and its new lease
+  Free(a, held);
   EXPECT_EQ(Ready(b), 1u);
   EXPECT_THAT(node.Lease(b, Host(0), MiB(16)), IsOk());
   EXPECT_THAT(node.Lease(a, Host(0), MiB(16)), IsOk());
@@ -80,7 +80,7 @@ TEST_F(Replan, AfterItsDeadlineAJoinIsPlannedWithFreeMemory) {
   EXPECT_NE(small, LeaseId());
 }
 
-TEST_F(Replan, AJobsEndLetsTheOthersGrow) {
+TEST_F(Replan, AJobsEndLetsOtherJobsGrow) {
   JoinThatWaits();
   TakeChange(a, &held, MiB(16));
   node.Die(b);
@@ -131,8 +131,8 @@ TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   node.Die(b);
   Wait(absl::Seconds(1));
   Solve({{1, MiB(32)}});
-  // a is sent the plan by which it runs already, so a ends with that plan,
-  // whichever change it saw.
+  // a is sent the plan by which it already runs, so that this plan holds
+  // whichever changes a has seen.
   ASSERT_THAT(Changes(a), SizeIs(2));
   node.Ask(a, PlanTakenRequest{Changes(a)[0], true, ""});
   // the answer to the older change does not count
@@ -141,7 +141,7 @@ TEST_F(Replan, ADeathDuringAJoinUndoesTheJoin) {
   EXPECT_THAT(Planning(), IsEmpty());
 }
 
-TEST_F(Replan, ADeathDuringAChangeLetsTheJoinIn) {
+TEST_F(Replan, ADeathDuringAChangeMakesRoomForTheJoin) {
   JoinThatWaits();
   node.Die(a);
   EXPECT_EQ(Ready(b), 1u);
@@ -209,7 +209,8 @@ TEST_F(Replan, ALeaseIsRefusedOnceReplanningFreesNoRoom) {
   EXPECT_THAT(std::get<absl::Status>(reply->second),
               StatusIs(absl::StatusCode::kResourceExhausted));
   EXPECT_THAT(Changes(a), IsEmpty());
-  // A GPU lease never waits for a plan, nor does one of another principal.
+  // A GPU lease never waits for a plan. A host lease waits only if its own
+  // principal's jobs could make room.
   EXPECT_TRUE(node.Ask(b, LeaseRequest{Gpu(1), MiB(64)}).has_value());
   const SessionId c = node.Attach("c", 0, 1, /*uid=*/2, 1);
   EXPECT_TRUE(node.Ask(c, LeaseRequest{Host(0), MiB(2)}).has_value());
@@ -260,7 +261,7 @@ TEST_F(Replan, AnInfeasibleJoinIsPlannedAloneAndChangesNoOtherJob) {
   EXPECT_THAT(node.to_solve[1].profiles, SizeIs(1));
 }
 
-TEST_F(Replan, JoinsDuringARoundArePlannedInOneNextRound) {
+TEST_F(Replan, JoinsDuringARoundArePlannedTogetherInTheNext) {
   a = Ask("a");  // its round is being solved
   b = Ask("b", 1);
   const SessionId c = Ask("c", 1);
@@ -300,7 +301,7 @@ TEST_F(Replan, UsersTakeTurnsWithJointRounds) {
   EXPECT_THAT(node.to_solve.back().jobs, ElementsAre(0, 1, 2, 3));
 }
 
-// Guards against a hard profile that keeps other users' jobs waiting.
+// Guards against one user's long solve that keeps other users' jobs waiting.
 TEST_F(Replan, AJointRoundIsCutOffAtItsShareAndItsJobsArePlannedAlone) {
   a = Ask("a");
   const PlanRoundId hard = node.to_solve.back().round;

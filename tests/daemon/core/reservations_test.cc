@@ -69,7 +69,7 @@ TEST_F(Reserved, UnreservedMemoryIsForAllUsers) {
 }
 
 // Lingering memory is charged already, so leasing it takes no free memory.
-TEST_F(Reserved, LingeringMemoryOfAnotherUserIsLeasedAgain) {
+TEST_F(Reserved, AnotherUserMayLeaseItsLingeringMemoryAgain) {
   node_.held = Held::kYes;
   const auto lease = node_.Lease(bob_, Gpu(0), MiB(8));
   ASSERT_THAT(lease.status(), IsOk());
@@ -101,7 +101,7 @@ TEST_F(Reserved, AReservationAboveFreeMemoryIsRefused) {
                        HasSubstr("not a multiple of the granularity")));
 }
 
-TEST_F(Reserved, ACgroupsReservationIsNotItsUsers) {
+TEST_F(Reserved, AReservationOfACgroupIsNotForItsWholeUser) {
   ASSERT_THAT(Reserve(Gpu(0), {1, "/a"}, MiB(8)), IsOk());
   const SessionId elsewhere = node_.Connect(1, "/b");
   node_.Ask(elsewhere, HelloRequest{.job = "e"});

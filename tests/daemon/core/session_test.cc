@@ -1,5 +1,5 @@
-// Tests sessions: which peers may attach, that requests are executed once,
-// deaths, evictions.
+// Tests sessions: which peers may attach, that requests are executed once, step
+// reports, snapshots, deaths, evictions.
 #include "daemon/core/session.h"
 
 #include "gmock/gmock.h"
@@ -31,7 +31,7 @@ HelloRequest HelloOfRank(int rank, int ranks, const std::string& job = "demo") {
           .local_ranks = ranks};
 }
 
-TEST(HelloOfRank, MustBeTheFirstRequestAndTheOnlyHello) {
+TEST(HelloOfRank, AHelloMustBeTheFirstRequestAndTheOnlyHello) {
   CoreDriver node;
   const SessionId a = node.Connect();
   EXPECT_THAT(StatusOf(node.Ask(a, LeaseRequest{Gpu(0), MiB(4)})),
@@ -42,7 +42,7 @@ TEST(HelloOfRank, MustBeTheFirstRequestAndTheOnlyHello) {
               StatusIs(absl::StatusCode::kFailedPrecondition));
 }
 
-TEST(HelloOfRank, RefusesADuplicateRankAndAnotherWorldSize) {
+TEST(HelloOfRank, ADuplicateRankAndAnotherWorldSizeAreRefused) {
   CoreDriver node;
   node.Attach("demo", 0, 2);
   const SessionId b = node.Connect();
@@ -94,7 +94,7 @@ TEST(HelloOfRank, RanksAreLimitedByTheGrantSlots) {
   EXPECT_THAT(StatusOf(node.Ask(one_more, HelloOfRank(0, 1, "other"))), IsOk());
 }
 
-TEST(Observer, MayNotSendRequestsOfRanks) {
+TEST(Observer, AnObserverMayNotSendRequestsOfRanks) {
   CoreDriver node;
   const SessionId observer = node.Connect();
   HelloRequest hello;
@@ -122,7 +122,7 @@ TEST(HelloOfRank, HalfOpenSessionsEndAtTheirDeadline) {
   EXPECT_EQ(node.core.NextDeadline(), absl::InfiniteFuture());
 }
 
-TEST(HelloOfRank, OldestHalfOpenSessionMakesRoom) {
+TEST(HelloOfRank, TheOldestHalfOpenSessionMakesRoom) {
   NodeConfig config = SmallNode();
   config.max_half_open = 3;
   CoreDriver node(config);
@@ -135,7 +135,7 @@ TEST(HelloOfRank, OldestHalfOpenSessionMakesRoom) {
   EXPECT_THAT(StatusOf(node.Ask(ids[3], HelloOfRank(0, 1))), IsOk());
 }
 
-TEST(HelloOfRank, AttachedSessionsAreNeverPushedOut) {
+TEST(HelloOfRank, AttachedSessionsAreNeverEndedToMakeRoom) {
   NodeConfig config = SmallNode();
   config.max_sessions = 2;
   CoreDriver node(config);
@@ -146,7 +146,7 @@ TEST(HelloOfRank, AttachedSessionsAreNeverPushedOut) {
   EXPECT_FALSE(node.closed.contains(a) || node.closed.contains(b));
 }
 
-TEST(Request, RepeatedIsExecutedOnceAndAnsweredAgain) {
+TEST(Request, ARepeatedRequestIsExecutedOnceAndAnsweredAgain) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   const Request ask = LeaseRequest{Gpu(0), MiB(8)};
@@ -155,13 +155,13 @@ TEST(Request, RepeatedIsExecutedOnceAndAnsweredAgain) {
   EXPECT_EQ(std::get<GrantedReply>(*first).lease,
             std::get<GrantedReply>(*again).lease);
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));
-  // The lease was freed, so another session may have its descriptors by now.
+  // The lease was freed, so another session may have its extents by now.
   node.Ask(a, FreeRequest{std::get<GrantedReply>(*first).lease});
   EXPECT_THAT(StatusOf(node.Ask(a, ask, RequestId(900))),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("freed since")));
 }
 
-TEST(Request, OlderThanTheWindowIsRefusedAndNotExecuted) {
+TEST(Request, ARequestOlderThanTheWindowIsRefusedAndNotExecuted) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
   for (uint64_t i = 0; i <= RequestHistory::kWindow; ++i) {
@@ -174,7 +174,7 @@ TEST(Request, OlderThanTheWindowIsRefusedAndNotExecuted) {
   EXPECT_THAT(StatusOf(node.Ask(a, QueryRequest{}, RequestId(901))), IsOk());
 }
 
-TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
+TEST(Request, ARequestRepeatedWhileItRunsIsExecutedOnce) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("demo", 0);
@@ -184,7 +184,7 @@ TEST(Request, RepeatedWhileItRunsIsAnsweredOnce) {
 }
 
 // Guards against users that fill the saved state with error texts.
-TEST(RequestHistory, ForgetsTheOldestIfErrorsAreLong) {
+TEST(RequestHistory, TheOldestRequestsAreForgottenIfErrorsAreLong) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow; ++i) {
     ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
@@ -198,7 +198,7 @@ TEST(RequestHistory, ForgetsTheOldestIfErrorsAreLong) {
             RequestHistory::Seen::kAnswered);
 }
 
-// Errors that were forgotten, loaded again or undone are not counted any more.
+// Errors that Clear, Load or TakeBack removes are not counted any more.
 TEST(RequestHistory, RoomOfForgottenErrorsIsReused) {
   RequestHistory history;
   uint64_t last = 0;
@@ -220,7 +220,7 @@ TEST(RequestHistory, RoomOfForgottenErrorsIsReused) {
   EXPECT_EQ(fill(), most);
 }
 
-TEST(RequestHistory, ForgetsAcknowledgedAnswersButNoRunningRequest) {
+TEST(RequestHistory, AcknowledgedAnswersAreForgottenButNoRunningRequest) {
   CoreDriver node;
   node.make_at_once = false;
   const SessionId a = node.Attach("demo", 0);
@@ -241,7 +241,7 @@ TEST(RequestHistory, ForgetsAcknowledgedAnswersButNoRunningRequest) {
       << "the repeated request was executed once";
 }
 
-TEST(RequestHistory, ForgetsTheOldestAndRefusesThemAfterwards) {
+TEST(RequestHistory, TheOldestRequestsAreForgottenAndThenRefused) {
   RequestHistory history;
   for (uint64_t i = 1; i <= RequestHistory::kWindow + 1; ++i) {
     ASSERT_EQ(history.Begin(RequestId(i)), RequestHistory::Seen::kNew);
@@ -270,8 +270,7 @@ TEST(Death, OnlyPeersOfTheJobAreNotified) {
               SizeIs(3));
 }
 
-// Guards against notices to each of 250 killed ranks about all the others,
-// which take 190 ms.
+// Notices to each of 250 killed ranks about all other ranks would take 190 ms.
 TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
   CoreDriver node;
   std::vector<SessionId> ranks;
@@ -301,7 +300,7 @@ TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
 }
 
-TEST(Death, IsDetectedByExitStatusOrElseByRemainingLeases) {
+TEST(Death, ADeathIsDetectedByExitStatusOrElseByRemainingLeases) {
   struct Case {
     Exit exit;
     bool with_lease;
@@ -365,7 +364,7 @@ TEST(Death, AClosedSessionWithMemoryStaysUntilItsProcessEnds) {
   EXPECT_EQ(node.core.pool(Gpu(0)).free, MiB(16));
 }
 
-TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
+TEST(Evict, AnEvictionNotifiesAndQuarantinesAndKillsOnlyIfAsked) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0, 2);
   node.Attach("demo", 1, 2);
@@ -389,7 +388,7 @@ TEST(Evict, NotifiesEndsAndQuarantinesAndKillsOnlyWhenAsked) {
   EXPECT_EQ(evicted.processes, 2);
 }
 
-// Guards against a reason of several lines, which could forge lines of the log.
+// Guards against a reason of several lines that forges lines of the log.
 TEST(Evict, AReasonIsOneLine) {
   CoreDriver node;
   const SessionId a = node.Attach("demo", 0);
@@ -426,7 +425,7 @@ TEST(Sessions, AUsersFloodOfHalfOpenSessionsEvictsItsOwn) {
   EXPECT_FALSE(node.closed.contains(honest));
 }
 
-TEST(Snapshot, ShowsAPlainUserOnlyItsOwnJobs) {
+TEST(Snapshot, APlainUserSeesOnlyItsOwnJobs) {
   CoreDriver node;
   const SessionId a = node.Attach("mine", 0, 1, /*uid=*/1);
   const SessionId b = node.Attach("theirs", 0, 1, /*uid=*/2);
@@ -469,11 +468,11 @@ TEST(Session, APrincipalEndsWithItsLastSessionAndExtent) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto lease, node.Lease(a, Gpu(0), MiB(16)));
   node.Die(a);
   EXPECT_EQ(node.core.Save().ledger.principals.size(),
-            1u);  // with its idle extents
+            1u);  // user 1's idle extents
   const SessionId b = node.Attach("demo", 0, 1, /*uid=*/2);
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto other, node.Lease(b, Gpu(0), MiB(16)));
   EXPECT_EQ(node.core.Save().ledger.principals.size(),
-            1u);  // only b's is left
+            1u);  // only user 2 is left
   // The session ends while its first extent is being made, and making it fails.
   node.make_at_once = false;
   const SessionId c = node.Attach("demo", 0, 1, /*uid=*/3);

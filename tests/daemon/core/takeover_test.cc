@@ -15,7 +15,8 @@ using ::testing::SizeIs;
 
 class TakeOverTest : public ::testing::Test {
  protected:
-  // Ends `before_`, and lets `after_` continue from its saved state.
+  // Lets `after_` continue from what `before_` saved, with the sockets of the
+  // sessions `reached`.
   void TakeOver(const std::set<SessionId>& reached) {
     after_.Inherit(before_);
     after_.Run(

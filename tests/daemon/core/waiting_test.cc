@@ -160,7 +160,7 @@ TEST(WaitingQueue, ALeaseIsTriedOnlyAfterChangesThatConcernIt) {
 }
 
 // Returns, by the rules at the top of waiting.h, whether a lease for 8 MiB of
-// GPU 0, of job "a" of user 1, delays a later one.
+// GPU 0, of job "a" of user 1, delays a later lease.
 bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                  const LeaseRequest& asked, Rights rights, bool second_half) {
   const JobKey head = {{1, ""}, "a"};
@@ -174,7 +174,7 @@ bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                                         : job == head);
 }
 
-// Checks the rules for a new request, and for a waiting one that has its turn.
+// Checks the rules for a new request, and for a waiting request at its turn.
 TEST(WaitingQueue, WhatALeaseLacksDecidesWhichLaterLeasesItDelays) {
   const absl::Time began = absl::UnixEpoch();
   const auto check = [&](Waiter::Lacks lacks, const JobKey& job,
@@ -233,7 +233,7 @@ TEST_F(WaitingLeases, AFittingLeaseIsGrantedAndAZeroWaitRefusedAtOnce) {
   EXPECT_TRUE(node_.core.waiting().empty());
 }
 
-TEST_F(WaitingLeases, AreGrantedAfterAFreeOrADeath) {
+TEST_F(WaitingLeases, LeasesAreGrantedAfterAFreeOrADeath) {
   const LeaseId held = Lease(alice_, MiB(12));
   const Asked first = Wait(bob_, MiB(8)), second = Wait(carol_, MiB(16));
   EXPECT_TRUE(Waits(first));
@@ -250,7 +250,7 @@ TEST_F(WaitingLeases, AreGrantedAfterAFreeOrADeath) {
   EXPECT_EQ(Ended(WaitEnd::kGranted), 2u);
 }
 
-TEST_F(WaitingLeases, AreGrantedInOrderOfArrival) {
+TEST_F(WaitingLeases, LeasesAreGrantedInOrderOfArrival) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked first = Wait(bob_, MiB(12)), second = Wait(carol_, MiB(12)),
               third = Wait(bob_, MiB(12));
@@ -361,7 +361,7 @@ TEST_F(WaitingLeases, AUserShortOfItsOwnBudgetBlocksNoOtherUser) {
   EXPECT_THAT(Result(next), IsOk());
 }
 
-TEST_F(WaitingLeases, AreGrantedWhenTheirUserFreesMemoryOfAnotherPool) {
+TEST_F(WaitingLeases, LeasesAreGrantedWhenTheirUserFreesMemoryOfAnotherPool) {
   ASSERT_THAT(SetBudget(MiB(8)), IsOk());
   const LeaseId held = Lease(bob_, MiB(8), Gpu(1));
   const Asked asked = Wait(bob_, MiB(4));
@@ -370,7 +370,7 @@ TEST_F(WaitingLeases, AreGrantedWhenTheirUserFreesMemoryOfAnotherPool) {
   EXPECT_THAT(Result(asked), IsOk());
 }
 
-TEST_F(WaitingLeases, AreGrantedAfterABudgetReservationOrDrainChange) {
+TEST_F(WaitingLeases, LeasesAreGrantedAfterABudgetReservationOrDrainChange) {
   const auto wakes = [&](const Asked& asked, auto change) {
     EXPECT_TRUE(Waits(asked));
     change();
@@ -405,7 +405,7 @@ TEST_F(WaitingLeases, ASmallerBudgetRefusesALeaseThatBecameImpossible) {
   EXPECT_EQ(Ended(WaitEnd::kRefused), 1u);
 }
 
-TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
+TEST_F(WaitingLeases, AReservedLeaseOvertakesOnlyOtherUsersLeases) {
   Lease(alice_, MiB(4));
   ASSERT_THAT(Reserve(Gpu(0), 3, MiB(4)), IsOk());
   const Asked head = Wait(bob_, MiB(12), 2 * kLong);
@@ -421,7 +421,7 @@ TEST_F(WaitingLeases, AReservationOvertakesOtherUsersButNotItsOwn) {
   EXPECT_TRUE(Waits(head));
 }
 
-TEST_F(WaitingLeases, EndWithTheirSessionOrWhenGivenUp) {
+TEST_F(WaitingLeases, WaitingLeasesEndWithTheirSessionOrWhenGivenUp) {
   const LeaseId held = Lease(alice_, MiB(16));
   const Asked dies = Wait(bob_, MiB(12)), given_up = Wait(carol_, MiB(8)),
               stays = Wait(carol_, MiB(8));
@@ -441,7 +441,7 @@ TEST_F(WaitingLeases, EndWithTheirSessionOrWhenGivenUp) {
   EXPECT_TRUE(node_.core.waiting().empty());
 }
 
-TEST_F(WaitingLeases, AreLimitedPerUserAndInTotal) {
+TEST_F(WaitingLeases, WaitingLeasesAreLimitedPerUserAndInTotal) {
   Lease(alice_, MiB(16));
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(Waits(Wait(bob_, MiB(1))));
   EXPECT_THAT(Result(Wait(bob_, MiB(1))),
@@ -457,7 +457,7 @@ TEST_F(WaitingLeases, AreLimitedPerUserAndInTotal) {
   EXPECT_EQ(node_.core.stats().waits_refused, 2u);
 }
 
-TEST_F(WaitingLeases, AreShownWithTheirPositionAndOthersOnlyToTheOperator) {
+TEST_F(WaitingLeases, ALeaseIsShownWithItsPositionToItsUserAndOperators) {
   Lease(alice_, MiB(16));
   Wait(bob_, MiB(4));
   Wait(carol_, MiB(2));

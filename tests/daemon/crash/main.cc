@@ -3,9 +3,9 @@
 //
 // $SLUICE_CRASH_PLAN names a file with lines "NAME COUNT", one for each life.
 // The process dies when it reaches crash point NAME for the COUNT-th time.
-// Before that, it removes its line, so that the next life uses the next line,
-// and appends "NAME RANKS", with the number of attached ranks, to the file
-// $SLUICE_CRASH_PLAN.died.
+// Before that, it appends "NAME RANKS", with the number of ranks, to the file
+// $SLUICE_CRASH_PLAN.died, and removes its line, so that the next life uses the
+// next line.
 //
 // Counting begins once a rank is attached or was left by the last life: a start
 // passes most points without any rank, and a death there would test nothing.
@@ -43,7 +43,7 @@ bool Write(const std::string& path, int how, const std::string& text) {
          close(file) == 0;
 }
 
-// Kills the process. No other code of it runs once the line is removed.
+// Kills the process directly after its line is removed.
 [[noreturn]] void Die(int ranks) {
   const std::string beside = plan_path + ".new";
   const std::string died = planned_name + " " + std::to_string(ranks) + "\n";

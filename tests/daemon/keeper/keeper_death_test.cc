@@ -18,7 +18,7 @@ class DeadKeeper : public ::testing::Test {
       {.program = "storing-daemon", .socket = "test.sock", .more = {}}};
 };
 
-TEST_F(DeadKeeper, IsReportedOnceAndTheDaemonGoesOnWithoutAStore) {
+TEST_F(DeadKeeper, ADeadKeeperIsReportedOnceAndTheDaemonGoesOn) {
   Peer peer(under_.socket());
   ASSERT_EQ(peer.Ask("fill 100"), "filled");
   const pid_t daemon = under_.daemon();
@@ -33,12 +33,12 @@ TEST_F(DeadKeeper, IsReportedOnceAndTheDaemonGoesOnWithoutAStore) {
 
 // Messages that the keeper has not read are lost, and the daemon does not wait
 // for them.
-TEST_F(DeadKeeper, DelaysNoCallThatItHadNotRead) {
+TEST_F(DeadKeeper, ADeadKeeperDelaysNoCallThatItHadNotRead) {
   Peer peer(under_.socket());
   const pid_t keeper = under_.keeper();
   kill(keeper, SIGSTOP);
   peer.Send("fill 5");
-  Sleep(absl::Milliseconds(200));  // for the keeper's queue to fill
+  Sleep(absl::Milliseconds(200));  // so that the keeper's queue fills
   const absl::Time before = Now();
   kill(keeper, SIGKILL);
   EXPECT_EQ(peer.Answer(), "filled");

@@ -41,7 +41,7 @@ std::vector<pid_t> ChildrenOf(pid_t keeper) {
   return {std::istream_iterator<pid_t>(file), {}};
 }
 
-// Returns the keeper's only child, or 0 if it has none. SO_PEERCRED of a
+// Returns the keeper's first child, or 0 if it has none. SO_PEERCRED of a
 // connection would name the first daemon, which called listen on the kept
 // socket.
 pid_t ChildOf(pid_t keeper) {
@@ -130,7 +130,7 @@ TEST_F(Keeper, DeadDaemonsAreReapedDuringALongPauseBeforeARestart) {
     children = ChildrenOf(keeper_->pid());
     EXPECT_LE(children.size(), 2);  // a dead daemon and the next
     seen.insert(children.begin(), children.end());
-    // After this many deaths the next start is delayed.
+    // After several deaths the keeper delays the next start.
     if (seen.size() > 7 && children.empty()) break;
     Sleep(absl::Milliseconds(1));
   }
@@ -185,7 +185,7 @@ TEST_F(Keeper, TheLastDescriptorsOfADeadDaemonAreHeld) {
   const pid_t daemon = DaemonOf(peer);
   keeper_->Kill(SIGSTOP);
   ASSERT_EQ(peer.Ask("put 5"), "put");
-  Sleep(absl::Seconds(2));  // for the keeper's queue to fill
+  Sleep(absl::Seconds(2));  // so that the keeper's queue fills
   kill(daemon, SIGKILL);
   keeper_->Kill(SIGCONT);
   EXPECT_EQ(peer.Ask("count"), "8");
@@ -208,7 +208,7 @@ TEST_F(Keeper, OnlyTheDaemonMayStore) {
   EXPECT_THAT(End(SIGTERM).err, HasSubstr("is not the daemon"));
 }
 
-TEST_F(Keeper, HoldsAtMostTheConfiguredNumber) {
+TEST_F(Keeper, AKeeperHoldsAtMostTheConfiguredNumber) {
   Start({"--max-descriptors", "10"});
   Peer peer(Socket());
   EXPECT_THAT(peer.Ask("fill 100"),
@@ -345,7 +345,7 @@ class KeeperOfSluiced : public ::testing::Test {
                     folder_.path(), "--", "--driver", "sim"});
 };
 
-TEST_F(KeeperOfSluiced, StartsSluicedAgainAndEndsWithIt) {
+TEST_F(KeeperOfSluiced, AKeeperStartsSluicedAgainAndEndsWithIt) {
   const pid_t second = SecondDaemon();
   EXPECT_TRUE(Connect(socket_));
   ExpectEndsInOrder(second);

@@ -27,7 +27,7 @@ std::vector<UniqueFd> Memfds(int count) {
   return fds;
 }
 
-TEST(Notification, IsParsedToTheDaemonsRequest) {
+TEST(Notification, ANotificationIsParsedToTheDaemonsRequest) {
   const auto kind = [](std::string_view text) {
     const auto said = ParseNotification(text);
     EXPECT_THAT(said, IsOk()) << text;
@@ -57,7 +57,6 @@ TEST(Notification, AMessageWithoutExactlyOneRequestIsRefused) {
 }
 
 // Tries random bytes, and messages with bytes changed, dropped and doubled.
-// Each is refused, or is a valid request.
 TEST(Notification, RandomBytesAreRefusedOrAValidRequest) {
   const std::string seeds[] = {"FDSTORE=1\nFDNAME=a-1\nFDPOLL=0",
                                "FDSTOREREMOVE=1\nFDNAME=b", "BARRIER=1",
@@ -94,7 +93,7 @@ TEST(Notification, RandomBytesAreRefusedOrAValidRequest) {
   EXPECT_GT(understood, 1000);
 }
 
-TEST(KeptDescriptors, HoldsUntilRemoved) {
+TEST(KeptDescriptors, ADescriptorIsHeldUntilItIsRemoved) {
   KeptDescriptors kept(2);
   auto one = Memfds(1);
   const int fd = one[0].get();
@@ -107,7 +106,7 @@ TEST(KeptDescriptors, HoldsUntilRemoved) {
   EXPECT_EQ(dup(fd), -1);  // closed
 }
 
-TEST(KeptDescriptors, HoldsAtMostItsLimit) {
+TEST(KeptDescriptors, DescriptorsAreHeldUpToTheLimit) {
   KeptDescriptors kept(1);
   ASSERT_THAT(kept.Apply({Kind::kPut, "a"}, Memfds(1)), IsOk());
   EXPECT_THAT(kept.Apply({Kind::kPut, "b"}, Memfds(1)),

@@ -1,4 +1,4 @@
-// A peer of storing-daemon.
+// A client of storing-daemon, for tests.
 #pragma once
 
 #include <sys/socket.h>

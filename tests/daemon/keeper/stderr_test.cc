@@ -1,4 +1,4 @@
-// Tests a keeper with a standard error that is not read.
+// Tests keepers and daemons with a standard error that cannot be written.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -56,7 +56,7 @@ TEST_F(KeeperStderr, APipeWithoutAReaderDoesNotStopTheKeeper) {
   ExpectKeeperWorks(peer);
 }
 
-// Guards against a loop that blocks, so that nothing is stored or started.
+// Guards against a keeper that blocks, and so stores and starts nothing.
 TEST_F(KeeperStderr, AFullPipeDoesNotStopTheKeeper) {
   Peer peer(Socket());
   const UniqueFd filler(
@@ -70,8 +70,8 @@ TEST_F(KeeperStderr, AFullPipeDoesNotStopTheKeeper) {
   ExpectKeeperWorks(peer);
 }
 
-// Guards against an abort, after which a keeper would start the daemon again.
-TEST(BadFlag, GivesExitStatusTwoEvenIfTheReasonCannotBeWritten) {
+// Guards against an abort: a keeper would start the daemon again.
+TEST(BadFlag, ABadFlagGivesExitStatus2EvenIfItsReasonIsLost) {
   for (const char* program : {"sluiced", "sluiced-keeper"}) {
     const auto child = Child::Spawn(
         {"/bin/sh", "-c", "exec \"$0\" --no 2>/dev/full", BinaryPath(program)});

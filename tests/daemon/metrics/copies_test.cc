@@ -15,7 +15,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 // Returns three ranks of a job on GPU 0: one without a plan, one with a promise
-// in both directions, and one without a promise.
+// in both directions, and one with a plan but no promise.
 Snapshot ThreeRanks(CoreDriver& node) {
   for (int rank = 0; rank < 3; ++rank) node.Attach("tune", rank, 3);
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
@@ -40,7 +40,7 @@ std::string Series(const std::string& name, const std::string& more,
       name, more, value);
 }
 
-TEST(CopyMetrics, AreSumsOverAJobsRanksOnAGpu) {
+TEST(CopyMetrics, CopyMetricsAreSumsOverAJobsRanksOnAGpu) {
   CoreDriver node;
   const Snapshot snapshot = ThreeRanks(node);
   const std::string text = Operators(snapshot);
@@ -69,7 +69,7 @@ TEST(CopyMetrics, AJobWithoutAPlanHasOnlyAWeight) {
 }
 
 // Grants count late copies by slot, from the rank's start.
-TEST(CopyMetrics, CountLateCopiesPerGpuAndPerJob) {
+TEST(CopyMetrics, LateCopiesAreCountedPerGpuAndPerJob) {
   CoreDriver node;
   const std::string job =
       "sluice_job_late_copies_total{sluice_job=\"tune\",uid=\"1\",direction=";

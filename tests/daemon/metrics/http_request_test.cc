@@ -24,7 +24,7 @@ std::optional<HttpStatus> Refused(const std::string& bytes) {
   return whole->status;
 }
 
-TEST(HttpRequest, AcceptsGetAndHead) {
+TEST(HttpRequest, GetAndHeadAreAccepted) {
   for (const std::string method : {"GET", "HEAD"}) {
     for (const char* path :
          {"/status.json", "/status.json?pretty=1", "/status.json#x"}) {
@@ -38,7 +38,7 @@ TEST(HttpRequest, AcceptsGetAndHead) {
   }
 }
 
-TEST(HttpRequest, WaitsForTheEmptyLine) {
+TEST(HttpRequest, ARequestIsCompleteAtTheEmptyLine) {
   const std::string bytes = "GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n";
   for (size_t size = 0; size < bytes.size(); ++size) {
     EXPECT_FALSE(ReadHttpRequest(std::string_view(bytes).substr(0, size)))
@@ -46,7 +46,7 @@ TEST(HttpRequest, WaitsForTheEmptyLine) {
   }
 }
 
-TEST(HttpRequest, RefusesMalformedRequestLines) {
+TEST(HttpRequest, MalformedRequestLinesAreRefused) {
   for (const char* line :
        {"", "GET", "GET /", " ", "GET / HTTP/2", "GET  HTTP/1.1",
         "GET metrics HTTP/1.1", "GET http:/h HTTP/1.1"}) {
@@ -54,13 +54,13 @@ TEST(HttpRequest, RefusesMalformedRequestLines) {
   }
 }
 
-TEST(HttpRequest, RefusesOtherMethods) {
+TEST(HttpRequest, OtherMethodsAreRefused) {
   for (const std::string method : {"POST", "PUT", "DELETE", "get", "OPTIONS"}) {
     EXPECT_EQ(Refused(method + " /metrics HTTP/1.1\r\n\r\n"), kHttpNotAllowed);
   }
 }
 
-TEST(HttpRequest, IsRefusedOneByteAboveItsLimit) {
+TEST(HttpRequest, ARequestIsRefusedOneByteAboveItsLimit) {
   const std::string fixed = "GET / HTTP/1.1\r\nA: \r\n\r\n";
   const auto request = [&](size_t bytes) {
     return "GET / HTTP/1.1\r\nA: " + std::string(bytes - fixed.size(), 'x') +
@@ -71,7 +71,7 @@ TEST(HttpRequest, IsRefusedOneByteAboveItsLimit) {
   EXPECT_EQ(Refused(std::string(1 << 16, 'x')), kHttpTooLarge);
 }
 
-TEST(HttpAnswer, HasTypeAndLengthOfItsBodyAndClosesTheConnection) {
+TEST(HttpAnswer, AnAnswerHasTypeAndLengthAndClosesTheConnection) {
   const std::string answer = HttpAnswer({kHttpNotAllowed, "seven b", "a/b"});
   EXPECT_TRUE(answer.starts_with("HTTP/1.1 405 Method Not Allowed\r\n"));
   for (const char* line : {"Content-Type: a/b\r\n", "Content-Length: 7\r\n",

@@ -111,7 +111,7 @@ TEST_F(HttpServerTest, AnIpv6AddressIsReadWithoutItsBrackets) {
 }
 
 // An earlier server's listening socket is used only at the same address.
-TEST_F(HttpServerTest, TakesOverAnEarlierSocketOfItsAddress) {
+TEST_F(HttpServerTest, AServerTakesOverAnEarlierSocketOfItsAddress) {
   UniqueFd left;
   http_->WhenListening([&](int fd) { left = UniqueFd(dup(fd)); });
   const std::string address = tcp();
@@ -128,7 +128,7 @@ TEST_F(HttpServerTest, TakesOverAnEarlierSocketOfItsAddress) {
   EXPECT_FALSE((*elsewhere)->listener().goes_on);
 }
 
-TEST_F(HttpServerTest, IsNeitherReadyNorHealthyBeforeItServes) {
+TEST_F(HttpServerTest, AServerIsNeitherReadyNorHealthyBeforeItServes) {
   for (const std::string& address : {tcp(), socket_}) {
     for (const char* path : {"/readyz", "/healthz", "/metrics"}) {
       const std::string answer = HttpGet(address, path);
@@ -145,7 +145,7 @@ TEST_F(HttpServerTest, IsNeitherReadyNorHealthyBeforeItServes) {
   EXPECT_THAT(HttpGet(tcp(), "/metrics"), HasSubstr("\r\n\r\nit hangs\n"));
 }
 
-// Guards against any local user that reads all jobs, users and processes.
+// Guards against local users that read all jobs, users and processes.
 TEST_F(HttpServerTest, NamesAreOnlyOnTheUnixSocket) {
   Serve();
   for (const char* path : {"/metrics", "/status.json"}) {
@@ -166,7 +166,7 @@ TEST_F(HttpServerTest, NamesAreOnlyOnTheUnixSocket) {
               HasSubstr("memory=\"gpu\"} 16777216\n"));
 }
 
-TEST_F(HttpServerTest, SocketIsForTheDaemonsUserOrTheNamedGroup) {
+TEST_F(HttpServerTest, TheSocketIsForTheDaemonsUserOrTheNamedGroup) {
   struct stat info;
   ASSERT_EQ(stat(socket_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0600u);
@@ -186,7 +186,7 @@ TEST_F(HttpServerTest, SocketIsForTheDaemonsUserOrTheNamedGroup) {
   EXPECT_NE(info.st_gid, getegid());
 }
 
-TEST_F(HttpServerTest, RemovesItsSocket) {
+TEST_F(HttpServerTest, TheServerRemovesItsSocket) {
   http_.reset();
   EXPECT_NE(access(socket_.c_str(), F_OK), 0);
 }

@@ -1,4 +1,4 @@
-// Tests the job metrics of /metrics and their labels.
+// Tests the labels of /metrics, and the metrics of jobs.
 #include <fmt/format.h>
 
 #include <memory>
@@ -35,7 +35,7 @@ std::set<std::string> Matches(const std::string& text, const char* pattern) {
   return found;
 }
 
-TEST(MetricLabels, NameGpusJobsAndUsersAndNeverAProcess) {
+TEST(MetricLabels, LabelsNameGpusJobsAndUsersButNoProcess) {
   CoreDriver node;
   node.Attach("tune", 0);
   const std::string text = Scrape(node);
@@ -92,7 +92,7 @@ TEST(MetricLabels, TheKindOfHostMemoryIsShownIfThereIsMoreThanOne) {
   EXPECT_THAT(text(), HasSubstr("sluice_host_memory_info{kind=\"memfd\"} 1\n"));
 }
 
-TEST(Metrics, CountLostLogLinesClosingDescriptorsAndWaitingLeases) {
+TEST(Metrics, LostLogLinesClosingDescriptorsAndWaitingLeasesAreCounted) {
   const CoreDriver node;
   Snapshot snapshot = node.core.TakeSnapshot(nullptr, node.clock.Now());
   snapshot.log_lines_dropped = 2;
@@ -111,8 +111,8 @@ TEST(Metrics, CountLostLogLinesClosingDescriptorsAndWaitingLeases) {
   }
 }
 
-// Two ranks differ in all values; a closed session has memory and no rank.
-TEST(JobMetrics, AreSumsOverRanksAndTheLeastAlpha) {
+// The second rank's session is closed: its memory counts, but it is no rank.
+TEST(JobMetrics, JobMetricsCombineTheFiguresOfRanks) {
   CoreDriver node;
   node.Attach("tune", 0, 2);
   node.Attach("tune", 1, 2);
@@ -181,8 +181,8 @@ TEST(MetricLabels, CountsOfAnEndedJobStayForFiveMinutes) {
   EXPECT_THAT(Scrape(node), Not(HasSubstr("tune")));
 }
 
-// Guards against one user that makes as many series as there are names.
-TEST(MetricLabels, AtMost256JobsAreNamedAndTheRestAreOther) {
+// Guards against one user that makes a series for each of many job names.
+TEST(MetricLabels, AtMost256JobsAreNamedAndFurtherOnesAreOther) {
   CoreDriver node;
   for (int i = 0; i < 300; ++i) {
     const SessionId a = node.Attach(fmt::format("job{}", i), 0);

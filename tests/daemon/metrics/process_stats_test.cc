@@ -19,7 +19,7 @@ TEST(ProcessStats, TheStartTimeDoesNotChange) {
   }
 }
 
-TEST(ProcessStats, AreOfThisProcess) {
+TEST(ProcessStats, TheFiguresAreOfThisProcess) {
   const ProcessStats before = ReadProcessStats();
   EXPECT_GT(before.resident_bytes, 1 << 20);
   EXPECT_GT(before.virtual_bytes, before.resident_bytes);

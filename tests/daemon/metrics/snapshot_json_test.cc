@@ -1,4 +1,4 @@
-// Tests a snapshot's JSON, on states in which no two values are equal.
+// Tests a snapshot's JSON. The values within one object differ.
 #include "daemon/metrics/snapshot_json.h"
 
 #include <cmath>
@@ -231,7 +231,7 @@ TEST(SnapshotJson, PlanningShowsItsStateAndProgress) {
                                        {"lower_bound_bytes", 10}}));
 }
 
-// Null is unlimited; 0 is a limit.
+// Null means unlimited, and 0 is a limit of 0 bytes.
 TEST(SnapshotJson, LimitsAreBytesOrNull) {
   Snapshot snapshot;
   snapshot.now = absl::UnixEpoch() + absl::Seconds(100);

@@ -1,5 +1,5 @@
-// Tests the text of /metrics, without its HELP lines, on a node in which no two
-// values are equal.
+// Tests the text of /metrics, without its HELP lines, on a node with many
+// different values.
 #include <memory>
 #include <regex>
 #include <string>
@@ -134,7 +134,7 @@ Snapshot AllDifferent(const CoreDriver& node) {
   return s;
 }
 
-TEST(MetricsText, MatchesItsGoldenFile) {
+TEST(MetricsText, TheTextMatchesItsGoldenFile) {
   CoreDriver node;
   node.Attach("tune", 0, 2);
   node.Attach("tune", 1, 2);
@@ -152,7 +152,7 @@ TEST(MetricsText, MatchesItsGoldenFile) {
   };
   const std::string all = text(Audience::kOperators);
   testing::ExpectGolden(all, "tests/golden/daemon/metrics.txt");
-  // The page for all users has the same lines, except those with users.
+  // Each line of the page for all users is in `all`, and names no user.
   std::istringstream lines(text(Audience::kAnybody));
   for (std::string line; std::getline(lines, line);) {
     EXPECT_THAT(all, ::testing::HasSubstr(line));

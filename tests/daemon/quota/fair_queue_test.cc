@@ -60,7 +60,7 @@ TEST(FairQueue, AnEmptyQueueForgetsAllUsers) {
   EXPECT_EQ(queue.users(), 0u);
 }
 
-TEST(FairQueue, RemovesEntriesAndSkipsRejectedUsers) {
+TEST(FairQueue, EntriesAreRemovedAndRejectedUsersSkipped) {
   Queue queue;
   queue.Push(1, "a");
   queue.Push(1, "b");

@@ -1,4 +1,4 @@
-// Tests which cgroups count as principals of their own.
+// Tests which cgroups are principals, and which principals inherit.
 #include "daemon/quota/principal.h"
 
 #include "gmock/gmock.h"

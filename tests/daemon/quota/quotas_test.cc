@@ -1,4 +1,5 @@
-// Tests how much one principal, and all together, may take of each resource.
+// Tests how much one principal, and all principals together, may take of each
+// resource.
 #include "daemon/quota/quotas.h"
 
 #include <map>
@@ -25,7 +26,7 @@ Quotas Small() {
   return Quotas(shares);
 }
 
-TEST(Quotas, OnePrincipalsShareLeavesTheRestToOthers) {
+TEST(Quotas, OnePrincipalsShareLeavesSomeToOthers) {
   Quotas quotas = Small();
   ASSERT_THAT(quotas.Ask(kA, Resource::kSessions, 2), IsOk());
   EXPECT_THAT(quotas.Ask(kA, Resource::kSessions),
@@ -146,7 +147,7 @@ TEST(Shares, SessionsAndExtentsTogetherStayBelowTheOpenFiles) {
 }
 
 // Guards against a few accounts that take all of a resource.
-TEST(Shares, FiveUsersThatTakeAllTheyMayLeaveSomeForOthers) {
+TEST(Shares, FiveUsersAtTheirLimitsLeaveSomeForOthers) {
   for (const int64_t files : {128, 1024, 20'000}) {
     for (const auto what : {Resource::kSessions, Resource::kRanks,
                             Resource::kWaiting, Resource::kInFlight}) {

@@ -12,7 +12,7 @@ namespace {
 const Principal kFirst{1, ""}, kSecond{2, ""};
 
 // Guards against turns by connection: 260 connections would have 260 turns.
-TEST(Turns, AFloodFromManySessionsDelaysAnotherByOneRequest) {
+TEST(Turns, AFloodFromManySessionsDelaysOthersByOneRequest) {
   Turns turns;
   for (uint64_t i = 1; i <= 260; ++i) turns.Add(kFirst, SessionId(i));
   ASSERT_TRUE(turns.Next().has_value());

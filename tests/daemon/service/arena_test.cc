@@ -67,13 +67,13 @@ class ArenaTest : public ::testing::Test {
   std::unique_ptr<device::Driver> driver_;
 };
 
-TEST_F(ArenaTest, NothingIsMadeAheadByDefault) {
+TEST_F(ArenaTest, NothingIsMadeAheadWithoutReadyBytes) {
   const auto arena = Make(0);
   EXPECT_EQ(arena->Take(kHost, kArenaExtent), std::nullopt);
   EXPECT_EQ(Used(), Bytes(0));
 }
 
-TEST_F(ArenaTest, TakenMemoryIsMadeAgain) {
+TEST_F(ArenaTest, TakenMemoryIsReplaced) {
   const auto arena = Make(2);
   const auto first = arena->Take(kHost, kArenaExtent);
   ASSERT_TRUE(first.has_value());

@@ -23,7 +23,7 @@ std::string Written(EventWriter& writer, const EventLog& log) {
   return ::testing::internal::GetCapturedStderr();
 }
 
-TEST(EventWriter, WritesEachEventOnceWithItsRequest) {
+TEST(EventWriter, EachEventIsWrittenOnceWithItsRequest) {
   EventLog log;
   EventWriter writer(kOwnUid);
   log.Add(kNow, EventKind::kRefuse, "no room", {1, ""},

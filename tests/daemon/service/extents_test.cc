@@ -105,7 +105,7 @@ class ExtentsTest : public ::testing::Test {
   Closer closer_;
   std::unique_ptr<Handover> handover_;
   std::unique_ptr<Arena> arena_;
-  std::unique_ptr<Extents> extents_;  // last: its thread uses the members above
+  std::unique_ptr<Extents> extents_;  // its thread uses the members above
   std::thread thread_;
 };
 
@@ -179,7 +179,7 @@ TEST_F(ExtentsTest, AWaitingExtentDoesNotDelayADestroyThatMakesRoom) {
 }
 
 // Owns the node, as the daemon does: the driver knows whether there is room
-// without asking the kernel, which takes longer the more processes exist.
+// without asking the kernel. Asking takes longer the more processes exist.
 class OwnedExtentsTest : public ExtentsTest {
  protected:
   absl::StatusOr<std::unique_ptr<device::Driver>> Open(
@@ -206,7 +206,7 @@ TEST_F(OwnedExtentsTest, ExtentsThatCannotBeMadeDelayNoOthers) {
     return std::count_if(made_.begin(), made_.end(),
                          [](const absl::Status& each) { return each.ok(); });
   };
-  // Makes one good extent while all the others still wait.
+  // Makes one good extent while all failing extents still wait.
   const absl::Time start = clock_.Now();
   OnLoop([&] {
     extents_->Make(ExtentId(1000), {PoolKind::kHost, 0}, kExtent,
@@ -252,8 +252,8 @@ TEST_F(ExtentsTest, AnExtentIsMadeAfterEarlierDestroys) {
   }
 }
 
-// Guards against a silent failure, after which the next daemon takes over
-// nothing.
+// Guards against a state that names an extent which was not kept: the next
+// daemon could not take that extent over.
 TEST_F(ExtentsTest, AnExtentThatCannotBeKeptEndsSaving) {
   testing::FakeStore store(directory_.File("store"));
   Starter starter;

@@ -91,7 +91,7 @@ TEST_F(GpuAccessTest, ADeviceIsKnownByItsNumberNotItsPath) {
   EXPECT_THAT(Shown(Of({"/dev/null"}), other, O_RDWR), ElementsAre(0));
 }
 
-TEST_F(GpuAccessTest, AGpuWithoutAKnownNodeIsRefusedUnlessAllAreOpen) {
+TEST_F(GpuAccessTest, AGpuWithoutAKnownNodeIsRefusedUnlessAccessIsAny) {
   const GpuAccess access = Of({""});
   EXPECT_THAT(access.May({}, 0), StatusIs(absl::StatusCode::kPermissionDenied));
   EXPECT_THAT(GpuAccess().May({}, 0), IsOk());

@@ -80,7 +80,7 @@ TEST_F(TwoHungryRanks, ThePageOfLimitsIsReadOnlyForEveryUser) {
   EXPECT_EQ(info.st_mode & 07777, 0444u);
 }
 
-TEST_F(TwoHungryRanks, ShareEvenlyUntilOneHasADeadlineAndGoesFirst) {
+TEST_F(TwoHungryRanks, RanksShareEvenlyUntilOneHasADeadline) {
   Run(absl::Milliseconds(300));  // uses up rank 0's wide first window
   ExpectSoon([&] {
     const std::array<double, 2> given = Run(absl::Milliseconds(100));

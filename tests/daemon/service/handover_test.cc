@@ -227,7 +227,7 @@ TEST_F(HandoverTest, AnEndingDaemonDoesNotTryToSaveAgain) {
   EXPECT_EQ(handover_->deadline(), absl::InfiniteFuture());
 }
 
-TEST(Handover, NeedsANotifySocketAndAStore) {
+TEST(Handover, AHandoverNeedsANotifySocketAndAStore) {
   Starter starter;
   starter.open_files = 1024;
   starter.notify_socket = "/notify";

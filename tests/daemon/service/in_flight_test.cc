@@ -98,7 +98,7 @@ TEST_F(InFlightTest, UnreadDescriptorsOfOneUserLeaveRoomForAnother) {
             Room::kYes);
 }
 
-TEST_F(InFlightTest, AUserWithNoneInFlightAlwaysHasRoom) {
+TEST_F(InFlightTest, AUserWithNoDescriptorsInFlightAlwaysHasRoom) {
   Ends a, b, c;
   ASSERT_EQ(Take(a, kA, 8), Room::kYes);
   ASSERT_EQ(Take(b, kB, 8), Room::kYes);
@@ -119,7 +119,7 @@ TEST_F(InFlightTest, DescriptorsOfAnEndedSessionCountUntilItsPeerEnds) {
   EXPECT_EQ(used(kA), 8);
   // A forked child may hold the peer's end, so the ended session still counts.
   EXPECT_EQ(quotas_.used(kA, Resource::kSessions), 1);
-  ends.theirs.Reset();  // by the peer's last process
+  ends.theirs.Reset();  // closed by the peer's last process
   EXPECT_EQ(in_flight_.Sweep(kStart + absl::Seconds(1)).size(), 1u);
   EXPECT_EQ(used(kA), 0);
   EXPECT_EQ(quotas_.used(kA, Resource::kSessions), 0);
@@ -136,7 +136,7 @@ TEST_F(InFlightTest, DescriptorsThatWereNotSentAreUncounted) {
   EXPECT_TRUE(in_flight_.End(std::move(ends.ours)));
 }
 
-// Guards against a takeover that allows as many again.
+// Guards against a takeover that allows as many descriptors again.
 TEST(InFlight, DescriptorsSentByAnEarlierDaemonCountUntilRead) {
   Quotas quotas(SharesOf({}, 4096));
   InFlight in_flight(&quotas);

@@ -1,4 +1,4 @@
-// Tests a log without a reader, and one that journald reads.
+// Tests a log without a reader, a log that journald reads, and limits of lines.
 #include "daemon/service/log/log.h"
 
 #include <fcntl.h>
@@ -90,7 +90,7 @@ TEST(LogThread, TheDestructorWritesQueuedLines) {
   EXPECT_THAT(pipe.ReadUntil("the last line"), HasSubstr("the last line"));
 }
 
-TEST(LogLimiter, LimitsTheLinesOfEachUserAndCountsTheRest) {
+TEST(LogLimiter, EachUsersLinesAreLimitedAndSuppressedLinesCounted) {
   LogLimiter limiter;
   absl::Time now = absl::FromUnixSeconds(1000);
   for (int i = 0; i < LogLimiter::kBurst; ++i) {
@@ -138,7 +138,7 @@ TEST(JournalSocket, AFieldWithALineBreakIsEncodedWithItsLength) {
   EXPECT_EQ(two, std::string("MESSAGE\n\x03\0\0\0\0\0\0\0a\nb\n", 20));
 }
 
-TEST(JournalSocket, ReadsStderrIfJournalStreamNamesTheSameFile) {
+TEST(JournalSocket, JournaldReadsStderrIfJournalStreamNamesIt) {
   struct stat info;
   ASSERT_EQ(fstat(STDERR_FILENO, &info), 0);
   const auto stream = [&](uint64_t inode) {

@@ -68,9 +68,8 @@ bool MayHaveRealTime() {
   return may;
 }
 
-TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
-  if (!MayHaveRealTime())
-    GTEST_SKIP() << "this user may not have real-time priority";
+TEST_F(LoopTest, ALoopHasRealTimePriorityUntilItIsKeptBusy) {
+  if (!MayHaveRealTime()) GTEST_SKIP() << "no real time for this user";
   Signal();  // wakes the loop
   loop_->BeUrgent();
   int first = -1, last = -1;
@@ -85,7 +84,7 @@ TEST_F(LoopTest, HasRealTimePriorityUntilItIsKeptBusy) {
   EXPECT_EQ(last, SCHED_OTHER);
 }
 
-TEST_F(LoopTest, HasNormalPriorityUnlessItIsUrgent) {
+TEST_F(LoopTest, ALoopHasNormalPriorityUnlessItIsUrgent) {
   int policy = -1;
   loop_->SetWork([&] {
     policy = sched_getscheduler(0);

@@ -1,4 +1,4 @@
-// Tests the queries about memory that others hold on a simulated GPU, at a
+// Tests the queries about memory held outside leases on a simulated GPU, at a
 // start and at a takeover.
 #include "daemon/service/outside_watch.h"
 

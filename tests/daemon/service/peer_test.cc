@@ -57,7 +57,7 @@ class ConnectedChild {
 
 class PeerTest : public ::testing::TestWithParam<bool> {};
 
-TEST_P(PeerTest, IsTheProcessThatConnected) {
+TEST_P(PeerTest, ThePeerIsTheProcessThatConnected) {
   ConnectedChild peer([] { pause(); });
   SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
                               IdentifyPeer(peer.socket.get(), {}, GetParam()));
@@ -102,7 +102,7 @@ TEST_P(PeerTest, APeerThatEndedBeforeItWasIdentifiedIsRefused) {
               StatusIs(absl::StatusCode::kPermissionDenied));
 }
 
-// Guards against the reason "ended before it was identified".
+// The error must not say "ended before it was identified".
 TEST_P(PeerTest, LackOfDescriptorsIsNotBlamedOnThePeer) {
   ConnectedChild peer([] { pause(); });
   rlimit limit;
@@ -120,7 +120,7 @@ TEST_P(PeerTest, LackOfDescriptorsIsNotBlamedOnThePeer) {
   }
 }
 
-// Guards against the reason "ended before it was identified".
+// The error must not say "ended before it was identified".
 TEST(PeerSandbox, ASandboxThatRefusesPidfdsIsNamed) {
   ConnectedChild peer([] { pause(); });
   for (const int error : {EPERM, ENOSYS}) {
@@ -135,7 +135,7 @@ TEST(PeerSandbox, ASandboxThatRefusesPidfdsIsNamed) {
   }
 }
 
-// Guards against the reason "ended before it was identified".
+// The error must not say "ended before it was identified".
 TEST_P(PeerTest, APeerHiddenByProcIsNamed) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can mount";
   ConnectedChild peer([] { pause(); });
@@ -158,7 +158,7 @@ INSTANTIATE_TEST_SUITE_P(, PeerTest, ::testing::Bool(), [](const auto& info) {
   return info.param ? "SoPeerPidfd" : "PidfdOpen";
 });
 
-TEST(PeerCgroup, IsCutAtTheConfiguredPrefix) {
+TEST(PeerCgroup, ThePeersCgroupIsCutAtTheConfiguredPrefix) {
   ConnectedChild peer([] { pause(); });
   SLUICE_ASSERT_OK_AND_ASSIGN(const CgroupCut all, CgroupCut::Make({"/"}));
   SLUICE_ASSERT_OK_AND_ASSIGN(const Identity identity,
@@ -243,7 +243,7 @@ TEST(PeerUser, ASubordinateUserCountsAsItsNamespacesOwner) {
   EXPECT_EQ(identity.peer.principal.uid, 1234u);
 }
 
-TEST(Cgroup, IsTheUnifiedPathOrTheMemoryControllers) {
+TEST(Cgroup, ACgroupIsTheUnifiedPathOrTheMemoryControllers) {
   EXPECT_EQ(CgroupFrom("0::/user.slice/a.scope\n"), "/user.slice/a.scope");
   EXPECT_EQ(CgroupFrom("4:memory:/jobs/7\n1:cpu:/x\n0::/\n"), "/jobs/7");
   EXPECT_EQ(CgroupFrom("4:memory:/jobs/7\n0::/unified\n"), "/unified");

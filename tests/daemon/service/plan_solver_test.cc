@@ -68,7 +68,7 @@ TEST(PlanSolver, AWorkerWithAnUnreportedStartEndsAtShutdown) {
   EXPECT_EQ(errno, ESRCH);
 }
 
-// Workers write their pids to a file, one per line, and never end.
+// Workers write their pids to a file, one per line, and run for a minute.
 class PlanSolverTurns : public ::testing::Test {
  protected:
   PlanSolverTurns() {
@@ -177,7 +177,7 @@ TEST_F(PlanSolverTurns, ManyRoundsOfOneUserLeaveWorkersForOthers) {
             static_cast<size_t>(PlanSolver::kMostWorkers + 1));
 }
 
-TEST_F(PlanSolverTurns, ARoundThatDelaysOthersIsHurriedAfterItsTurn) {
+TEST_F(PlanSolverTurns, AHurriedRoundIsSignalledAfterItsTurn) {
   Solve(1, 7);
   ASSERT_EQ(Started(1).size(), 1u);
   const pid_t first = Pids()[0];

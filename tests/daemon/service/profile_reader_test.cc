@@ -99,7 +99,7 @@ class ProfileReaderTest : public ::testing::Test {
   uint64_t request_ = 0;
 };
 
-TEST_F(ProfileReaderTest, ReadsAProfile) {
+TEST_F(ProfileReaderTest, AProfileIsRead) {
   Make();
   ASSERT_THAT(Read(1, 7, Encoded(3)), IsOk());
   Await(1);
@@ -108,8 +108,7 @@ TEST_F(ProfileReaderTest, ReadsAProfile) {
   EXPECT_EQ(answers_[0].profile->units.size(), 1u);
 }
 
-// Guards against an unbounded queue, which held 20,015 profiles with a
-// descriptor each.
+// Guards against an unbounded queue with a descriptor per profile.
 TEST_F(ProfileReaderTest, WaitingProfilesAreLimitedPerSessionAndPerUser) {
   Make({.per_session = 2, .per_user = 5, .all = 7});
   for (uint64_t session = 1; session <= 2; ++session) {
@@ -120,7 +119,7 @@ TEST_F(ProfileReaderTest, WaitingProfilesAreLimitedPerSessionAndPerUser) {
                          HasSubstr("2 profiles of this session")));
   }
   EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
-  // one profile is being read
+  // One profile is being read, and no longer counts as waiting.
   EXPECT_THAT(Read(3, 7, Encoded(1)), IsOk());
   EXPECT_THAT(Read(4, 7, Encoded(1)),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -134,9 +133,9 @@ TEST_F(ProfileReaderTest, WaitingProfilesAreLimitedPerSessionAndPerUser) {
   EXPECT_EQ(reader_->waiting(), 0u);
 }
 
-// Guards against sharing the descriptor with the loop: a use count gives no
+// Guards against a shared pointer to the descriptor: a use count gives no
 // memory ordering, so it cannot show whether the codec's thread is done.
-TEST_F(ProfileReaderTest, TakesOnlyTheDescriptorsOfAcceptedProfiles) {
+TEST_F(ProfileReaderTest, OnlyDescriptorsOfAcceptedProfilesAreTaken) {
   const std::string bytes = Encoded(1);
   Make({.encoded = Bytes(static_cast<int64_t>(bytes.size()))});
   UniqueFd refused = Memfd(bytes + " ");
@@ -209,21 +208,20 @@ TEST_F(ProfileReaderTest, DroppedProfilesAreNotCounted) {
   for (const Answer& answer : answers_) EXPECT_THAT(answer.profile, IsOk());
 }
 
-TEST_F(ProfileReaderTest, ALargeProfileOfOneUserDoesNotDelayAnothers) {
+TEST_F(ProfileReaderTest, ALargeProfileOfOneUserDoesNotDelayAnotherUsers) {
   Make();
   for (uint64_t session = 1; session <= 3; ++session) {
     ASSERT_THAT(Read(session, 7, Encoded(20000)), IsOk());
   }
   ASSERT_THAT(Read(9, 8, Encoded(1)), IsOk());
-  // A user's time is counted while it has sessions.
+  // A user's time is counted only while it has sessions.
   quotas_->Charge({7, ""}, Resource::kSessions);
   Await(4);
   EXPECT_EQ(answers_[1].session, 9u);
   EXPECT_GT(Used(7, Resource::kCodecTime), 0);
 }
 
-// Guards against 18,778 descriptors that stay open three minutes after the
-// session's end.
+// Guards against descriptors that stay open after the session's end.
 TEST_F(ProfileReaderTest, AProfileIsDroppedWithItsSession) {
   Make();
   std::vector<int> memfds;

@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 // Returns the status of reading the state of `before` on a SmallNode with these
-// UUIDs.
+// GPU UUIDs.
 absl::Status Read(CoreDriver& before, std::string first, std::string second) {
   NodeConfig node = SmallNode();
   node.gpus[0].uuid = std::move(first);
@@ -25,7 +25,7 @@ absl::Status Read(CoreDriver& before, std::string first, std::string second) {
   return ReadSaved({CoreRows().Everything(before.core), {}}, fresh).status();
 }
 
-TEST(ReadSaved, RefusesAnotherGpuThanTheOneThatJobsUse) {
+TEST(ReadSaved, AnotherGpuThanTheOneThatJobsUseIsRefused) {
   CoreDriver before;
   before.Attach("job", 0, 1, 1, 1);
   EXPECT_THAT(Read(before, "GPU-a", "GPU-b"), IsOk());
@@ -37,7 +37,7 @@ TEST(ReadSaved, RefusesAnotherGpuThanTheOneThatJobsUse) {
   EXPECT_THAT(Read(before, "GPU-a", ""), IsOk()) << "GPU 1 cannot be used now";
 }
 
-TEST(ReadSaved, RefusesAnotherGpuThanTheOneWithTheMemory) {
+TEST(ReadSaved, AnotherGpuThanTheOneWithTheMemoryIsRefused) {
   CoreDriver before;
   const SessionId rank = before.Attach("job", 0);
   ASSERT_THAT(before.Lease(rank, Gpu(0), MiB(4)).status(), IsOk());
@@ -48,7 +48,7 @@ TEST(ReadSaved, RefusesAnotherGpuThanTheOneWithTheMemory) {
 }
 
 // Older daemons saved no UUIDs.
-TEST(ReadSaved, KnowsAGpuWithoutASavedUuidByItsNumber) {
+TEST(ReadSaved, AGpuWithoutASavedUuidIsKnownByItsNumber) {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.uuid.clear();
   CoreDriver before(node);

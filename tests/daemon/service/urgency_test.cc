@@ -21,12 +21,12 @@ class UrgencyTest : public ::testing::Test {
   Urgency urgency_;
 };
 
-TEST_F(UrgencyTest, IsUrgentFromTheStart) {
+TEST_F(UrgencyTest, AThreadIsUrgentFromTheStart) {
   EXPECT_TRUE(urgency_.IsUrgent(now_, cpu_));
   EXPECT_EQ(urgency_.next(), now_ + kWindow);
 }
 
-TEST_F(UrgencyTest, IsNotUrgentWhileItIsKeptBusy) {
+TEST_F(UrgencyTest, AThreadIsNotUrgentWhileItIsKeptBusy) {
   EXPECT_TRUE(After(0.5));
   EXPECT_TRUE(After(0.7));
   EXPECT_FALSE(After(0.8));
@@ -34,7 +34,7 @@ TEST_F(UrgencyTest, IsNotUrgentWhileItIsKeptBusy) {
   EXPECT_TRUE(After(0.1));
 }
 
-TEST_F(UrgencyTest, DoesNotChangeWithinAWindow) {
+TEST_F(UrgencyTest, UrgencyDoesNotChangeWithinAWindow) {
   EXPECT_TRUE(After(0));
   now_ += 0.9 * kWindow;
   cpu_ += 0.9 * kWindow;
@@ -45,7 +45,7 @@ TEST_F(UrgencyTest, DoesNotChangeWithinAWindow) {
 
 // After a sleep, the thread's share of a core is taken over the whole time
 // since the last check.
-TEST_F(UrgencyTest, CountsTheTimeOfASleep) {
+TEST_F(UrgencyTest, TheTimeOfASleepCounts) {
   EXPECT_TRUE(After(0));
   now_ += absl::Seconds(10);
   cpu_ += absl::Seconds(1);

@@ -1,5 +1,5 @@
-// Tests a core's rows: after each event of random stories, the checkpoint and
-// the records together give the core again.
+// Tests a core's rows: after events of random stories, the checkpoint and the
+// records together give the core again.
 #include "daemon/state/core_rows.h"
 
 #include <fmt/format.h>
@@ -162,7 +162,7 @@ class CoreRowsTest : public ::testing::TestWithParam<int> {
   size_t records() const { return static_cast<size_t>(GetParam()) * 7 % 60; }
 };
 
-TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
+TEST_P(CoreRowsTest, ACheckpointAndItsRecordsAddUpToTheCore) {
   Store store(records());
   CoreStory story({.save = 0, .shadow = 0});
   int events = 0;
@@ -178,7 +178,7 @@ TEST_P(CoreRowsTest, RecordsAddUpToTheCoreAfterEachEvent) {
 
 INSTANTIATE_TEST_SUITE_P(Stories, CoreRowsTest, ::testing::Range(0, 12));
 
-TEST(CoreRowsRecordTest, HasOnlyTheChangedRows) {
+TEST(CoreRowsRecordTest, ARecordHasOnlyTheChangedRows) {
   CoreDriver node;
   CoreRows rows;
   std::vector<SessionId> ranks;
@@ -234,7 +234,7 @@ TEST(CoreRowsRecordTest, ACheckpointOfFullHistoriesHasEachReply) {
 }
 
 // Guards against clients that fill the state with wrong requests.
-TEST(CoreRowsRecordTest, HasNoRequestsOfSessionsThatAreNoRanks) {
+TEST(CoreRowsRecordTest, RequestsOfSessionsThatAreNoRanksAreNotSaved) {
   CoreDriver node;
   CoreRows rows;
   const size_t before = rows.Everything(node.core).size();

@@ -23,7 +23,7 @@ absl::Time At(double seconds) {
   return absl::UnixEpoch() + absl::Seconds(1000 + seconds);
 }
 
-TEST(DeathRecord, CountsDaemonsThatDidNotEndProperly) {
+TEST(DeathRecord, DaemonsThatDidNotEndInOrderAreCounted) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   record.Begin(At(0));
@@ -39,7 +39,7 @@ TEST(DeathRecord, CountsDaemonsThatDidNotEndProperly) {
   EXPECT_EQ(record.Recent(At(4)), 3);
 }
 
-TEST(DeathRecord, ForgetsOldDeaths) {
+TEST(DeathRecord, OldDeathsAreForgotten) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   record.Begin(At(0));
@@ -53,14 +53,14 @@ TEST(DeathRecord, ForgetsOldDeaths) {
   EXPECT_EQ(record.Recent(At(16)), 0);
 }
 
-TEST(DeathRecord, CountsAtMostAsManyAsItHasRoomFor) {
+TEST(DeathRecord, AtMost16DeathsAreCounted) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   for (int i = 0; i < 100; ++i) record.Begin(At(0));
   EXPECT_EQ(record.Recent(At(1)), 16);
 }
 
-TEST(DeathRecord, KeepsTheLastReason) {
+TEST(DeathRecord, TheLastReasonIsKept) {
   SLUICE_ASSERT_OK_AND_ASSIGN(DeathRecord record,
                               DeathRecord::Open(UniqueFd()));
   EXPECT_EQ(record.why(), "");

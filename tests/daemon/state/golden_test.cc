@@ -204,7 +204,7 @@ UniqueFd Golden(uint32_t version) {
 
 class GoldenState : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(GoldenState, IsReadAsItsTextDescribes) {
+TEST_P(GoldenState, AGoldenStateIsReadAsItsTextDescribes) {
   if (GetParam() == kStateVersions.written &&
       std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     WriteGolden(GetParam());
@@ -231,7 +231,7 @@ TEST_P(GoldenState, IsReadAsItsTextDescribes) {
   EXPECT_THAT(StateFile::Open(fd.get()), IsOk());
 }
 
-TEST_P(GoldenState, ContainsSessionsLeasesExtentsAndPlans) {
+TEST_P(GoldenState, AGoldenStateContainsSessionsLeasesExtentsAndPlans) {
   const std::string text = FileText(PathOf(GetParam(), "txt"));
   for (const char* what : {"\nsession ", "\nlease ", "\nextent ", "is planned",
                            "runs by plan", "waits for"}) {
@@ -242,7 +242,7 @@ TEST_P(GoldenState, ContainsSessionsLeasesExtentsAndPlans) {
 INSTANTIATE_TEST_SUITE_P(Versions, GoldenState, ::testing::Values(1, 2));
 
 // A new version keeps the old files and adds new ones.
-TEST(GoldenStates, ExistForTheVersionThatIsWritten) {
+TEST(GoldenStates, AGoldenStateExistsForTheWrittenVersion) {
   EXPECT_NE(FileText(PathOf(kStateVersions.written, "state")), "");
 }
 

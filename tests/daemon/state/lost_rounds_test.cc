@@ -19,7 +19,7 @@ using ::testing::SizeIs;
 class LostRounds : public Replan {
  protected:
   // Returns a daemon that took over from the rows of `node` and reaches all
-  // sessions.
+  // ranks.
   std::unique_ptr<CoreDriver> TakeOver() {
     auto next = std::make_unique<CoreDriver>(Node());
     const std::string rows = CoreRows().Everything(node.core);
@@ -71,7 +71,7 @@ TEST_F(LostRounds, ARoundForRunningJobsAloneIsStartedAgain) {
   EXPECT_THAT(next->to_solve, SizeIs(1));
 }
 
-TEST_F(LostRounds, AJoiningJobAsksAgainItself) {
+TEST_F(LostRounds, AJoiningJobIsToldToAskAgain) {
   a = Ask("a");
   Solve({{1, MiB(8)}});
   b = Ask("b", 1);

@@ -34,7 +34,7 @@ std::shared_ptr<plan::RankProfile> LargeProfile(size_t classes) {
   return profile;
 }
 
-// Jobs with plans as long as their profiles.
+// A job's plan has the names and reasons of all classes of its profile.
 class Planned : public ::testing::Test {
  protected:
   absl::Status Submit(SessionId id, size_t classes) {
@@ -128,7 +128,7 @@ TEST_F(Planned, AProfileTooLargeToSaveIsRefusedWithTheLimit) {
   }
 }
 
-// Guards against plans that no profile counts any more.
+// Guards against a saved plan that no limit counts.
 TEST_F(Planned, AJobsPlanStillCountsAfterASmallerProfile) {
   Run("job", 1, 600);
   const size_t used = rows_.Everything(node_.core).size();

@@ -184,7 +184,7 @@ TEST(StateFile, AnInterruptedWriteCountsWholeOrNotAtAll) {
 }
 
 // Guards against a state that only the store could drop: if the store missed
-// the request, the next daemon would use it.
+// the request, the next daemon would use the state.
 TEST(StateFile, VoidTakesEffectAtOneStoreInstruction) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
@@ -245,8 +245,7 @@ TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   EXPECT_GT(refused, 8 * 40);
 }
 
-// Guards against reading the word behind the last page, which would end the
-// daemon by SIGSEGV.
+// Reading the word behind the last page would end the daemon by SIGSEGV.
 TEST(StateFile, AFileWithoutRoomForRecordsIsRefused) {
   const UniqueFd fd = Memory();
   const StateFile::Sizes page = {Bytes(100), Bytes(4096 - 24 - 2 * 136 - 32)};

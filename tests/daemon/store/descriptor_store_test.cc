@@ -95,13 +95,13 @@ TEST_F(Store, AFlushIsDoneWhenItsBarrierIsAnswered) {
   EXPECT_TRUE(store->Has("x-1"));
 }
 
-TEST_F(AbstractStore, IsReachedAtAnAbstractAddress) {
+TEST_F(AbstractStore, AStoreIsReachedAtAnAbstractAddress) {
   const auto store = Start();
   store->Ready("two\nGPUs");
   EXPECT_EQ(NextText(), "READY=1\nSTATUS=two GPUs");
 }
 
-TEST_F(Store, SendsMessagesInOrder) {
+TEST_F(Store, MessagesAreSentInOrder) {
   const auto store = Start();
   store->Ready("");
   store->Watchdog();
@@ -109,10 +109,10 @@ TEST_F(Store, SendsMessagesInOrder) {
   EXPECT_EQ(NextText(), "WATCHDOG=1");
 }
 
-TEST_F(Store, AsksForOneBarrierPerBatch) {
+TEST_F(Store, EachBatchHasOneBarrier) {
   const auto store = Start();
   const UniqueFd memory = Memfd();
-  // The first flush is not answered yet, so the others wait together.
+  // The first flush is not answered yet, so later flushes wait together.
   auto first = Flush(*store);
   auto barrier = other_->Next();
   ASSERT_TRUE(barrier);
@@ -147,7 +147,7 @@ TEST_F(Store, DescriptorsOfAnEarlierProcessCanBeRemoved) {
   EXPECT_THAT(NextText(), HasSubstr("FDNAME=new"));
 }
 
-TEST_F(Store, RefusesInvalidNamesAndDescriptors) {
+TEST_F(Store, InvalidNamesAndDescriptorsAreRefused) {
   const auto store = Start();
   const UniqueFd memory = Memfd();
   for (const char* name : {"", "A", "with:colon", "line\n", "seventeen-letters",
@@ -238,14 +238,14 @@ TEST_F(Store, AFlushFailsUntilAStoreListensAgain) {
   EXPECT_THAT(done.get(), IsOk());
 }
 
-TEST_F(Store, TakesNoCpuWhileThereIsNothingToSend) {
+TEST_F(Store, AnIdleStoreTakesNoCpu) {
   const auto store = Start();
   const std::clock_t before = std::clock();
   absl::SleepFor(absl::Milliseconds(200));
   EXPECT_LT(std::clock() - before, CLOCKS_PER_SEC / 20);
 }
 
-TEST_F(Store, ItsDestructorCancelsWaitingFlushes) {
+TEST_F(Store, TheDestructorCancelsWaitingFlushes) {
   auto store = Start(100, absl::Minutes(10));
   auto done = Flush(*store);
   const auto barrier = other_->Next();
@@ -255,7 +255,7 @@ TEST_F(Store, ItsDestructorCancelsWaitingFlushes) {
   EXPECT_THAT(behind.get(), StatusIs(absl::StatusCode::kCancelled));
 }
 
-TEST(NoStore, KeepsNothingAndIsDoneAtOnce) {
+TEST(NoStore, WithoutAStoreNothingIsKeptAndFlushesAreDone) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto store, DescriptorStore::Start({}));
   EXPECT_FALSE(store->keeps());
   EXPECT_THAT(store->Put("a", 0), IsOk());

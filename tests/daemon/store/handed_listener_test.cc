@@ -53,7 +53,7 @@ class HandedListener : public ::testing::Test {
   const std::string path_ = folder_.File("session.sock");
 };
 
-TEST_F(HandedListener, IsTheSocketAtThePath) {
+TEST_F(HandedListener, TheSocketAtThePathIsTaken) {
   UniqueFd made = Listening(path_);
   const int number = made.get();
   const auto taken = Take(std::move(made));
@@ -61,25 +61,25 @@ TEST_F(HandedListener, IsTheSocketAtThePath) {
   EXPECT_EQ(taken->get(), number);
 }
 
-TEST_F(HandedListener, IsMissingIfNoSocketWasPassed) {
+TEST_F(HandedListener, NothingIsTakenIfNoSocketWasPassed) {
   const auto taken = Take(UniqueFd());
   ASSERT_THAT(taken, IsOk());
   EXPECT_FALSE(*taken);
 }
 
-TEST_F(HandedListener, MayBeBoundByAnotherNameOfTheFolder) {
+TEST_F(HandedListener, ASocketBoundByAnotherNameOfTheFolderIsTaken) {
   const std::string link = folder_.File("link");
   std::filesystem::create_directory_symlink(folder_.path(), link);
   EXPECT_THAT(Take(Listening(link + "/session.sock")), IsOk());
 }
 
-TEST_F(HandedListener, IsTakenEvenIfItsFileWasRemoved) {
+TEST_F(HandedListener, ASocketIsTakenEvenIfItsFileWasRemoved) {
   UniqueFd made = Listening(path_);
   std::filesystem::remove(path_);
   EXPECT_THAT(Take(std::move(made)), IsOk());
 }
 
-TEST_F(HandedListener, ASocketOfAnotherKindOrPathIsRefusedInOneLine) {
+TEST_F(HandedListener, ASocketOfAnotherKindOrPathIsRefused) {
   ExpectRefused(Take(Listening(folder_.File("admin.sock"))), "admin.sock'");
   ExpectRefused(Take(Listening(path_, SOCK_STREAM)),
                 "'sluiced.socket', which is no");

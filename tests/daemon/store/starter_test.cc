@@ -44,7 +44,7 @@ void AsStarted(const std::function<void()>& body) {
   })->ExpectSuccess();
 }
 
-TEST(Starter, HandsOnDescriptorsByName) {
+TEST(Starter, DescriptorsAreTakenByName) {
   AsStarted([] {
     Set("LISTEN_FDNAMES", "m-1:sluiced.socket");
     Set("NOTIFY_SOCKET", "/run/x");
@@ -143,7 +143,7 @@ TEST(Starter, ADescriptorThatIsNotOpenIsRefused) {
   });
 }
 
-TEST(StoreCapacity, IsNoMoreThanTheNextDaemonCanReceive) {
+TEST(StoreCapacity, TheCapacityIsNoMoreThanTheNextDaemonCanReceive) {
   Starter starter;
   starter.open_files = 1024;
   EXPECT_EQ(StoreCapacity(starter, 500), 500);

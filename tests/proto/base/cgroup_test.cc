@@ -87,7 +87,7 @@ TEST_F(Cgroup, MalformedLinesAreIgnored) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-TEST(Pinnable, LeavesPartOfTheMemoryToTheMachine) {
+TEST(Pinnable, PinnableMemoryLeavesPartToTheMachine) {
   EXPECT_EQ(Pinnable(GiB(2000)), GiB(1800));
   EXPECT_EQ(Pinnable(GiB(512)), GiB(448));
   EXPECT_EQ(Pinnable(GiB(128)), GiB(64));

@@ -14,7 +14,7 @@ constexpr char kTold[] = "SLUICE_TEST_CLOCK";
 
 // The test runs itself in two time namespaces, with the outer process's clock
 // reading in the environment variable kTold.
-TEST(MonotonicClock, ReadsTheSameInEveryTimeNamespace) {
+TEST(MonotonicClock, TheClockReadsTheSameInEveryTimeNamespace) {
   if (const char* told = std::getenv(kTold)) {
     EXPECT_NEAR(MonotonicSeconds(), std::stod(told), 1000);
     return;

@@ -9,7 +9,7 @@
 namespace sluice {
 namespace {
 
-TEST(Mutex, LetsOneThreadInAtATime) {
+TEST(Mutex, AMutexLetsOneThreadInAtATime) {
   Mutex mutex;
   int inside = 0, most = 0, sum = 0;
   const auto work = [&] {
@@ -27,7 +27,7 @@ TEST(Mutex, LetsOneThreadInAtATime) {
   EXPECT_EQ(sum, 20000);
 }
 
-TEST(MutexLock, CanBeUnlockedAndLockedAgain) {
+TEST(MutexLock, ALockCanBeUnlockedAndLockedAgain) {
   Mutex mutex;
   bool seen = false;
   {
@@ -71,7 +71,7 @@ TEST(CondVar, NotifyWakesAWaitingThread) {
   other.join();
 }
 
-TEST(CondVar, GivesUpAtTheDeadlineWithTheLockHeld) {
+TEST(CondVar, AWaitEndsAtItsDeadlineWithTheLockHeld) {
   Mutex mutex;
   CondVar changed;
   const auto deadline = CondVar::Deadline(absl::Milliseconds(5));

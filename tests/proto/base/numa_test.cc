@@ -28,7 +28,7 @@ std::vector<int> Numbers(const cpu_set_t& cores) {
 
 class Numa : public ::testing::Test {
  protected:
-  // Two nodes of one socket, and one with only memory.
+  // Two nodes of one socket, and one node with only memory.
   Numa() {
     const std::string node = root_.path() + "/sys/devices/system/node/node";
     Write(node + "0/cpulist", "0-1,4");

@@ -26,7 +26,7 @@ TEST(Sizes, MbIsAMillionBytesAndMibIsTwoToTheTwenty) {
   EXPECT_EQ(ParseBytes("4096B").value(), Bytes(4096));
 }
 
-// Guards against `budget set --gpu 40`, which silently sets 40 bytes.
+// Guards against a `budget set --gpu 40` that sets 40 bytes silently.
 TEST(Sizes, ANumberWithoutAUnitIsRefusedWithWhatToWrite) {
   EXPECT_THAT(
       ParseBytes("40"),

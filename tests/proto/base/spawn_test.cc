@@ -78,7 +78,7 @@ TEST(Spawn, ADescriptorThatKeepsItsNumberStaysOpen) {
               HasSubstr("kept"));
 }
 
-TEST(Spawn, StartsAProgramOfThePathInAGroupOfItsOwn) {
+TEST(Spawn, AProgramIsFoundInPathAndGetsItsOwnGroup) {
   const auto pid =
       Spawn({"sleep", "60"}, {.own_group = true, .search_path = true});
   ASSERT_TRUE(pid.ok()) << pid.status();

@@ -23,7 +23,7 @@ std::vector<std::string> Changed(Names& names) {
   return changed;
 }
 
-TEST(Table, ReportsEachChangedRowOnce) {
+TEST(Table, EachChangedRowIsReportedOnce) {
   Names names;
   names.Insert("a", 1);
   names.Insert("b", 2);
@@ -55,7 +55,7 @@ TEST(Table, ChangesAreRecordedOnlyAfterTheFirstQuery) {
   EXPECT_THAT(Changed(names), ElementsAre("odd=3"));
 }
 
-// Guards against a read of the key after the row, which holds it, is freed.
+// Guards against a read of the row's key after the row is freed.
 TEST(Table, ARowIsErasedByAReferenceToItsKey) {
   Names names;
   names.Insert("a name too long to be held without memory of its own", 1);

@@ -7,13 +7,13 @@
 namespace sluice {
 namespace {
 
-TEST(Printable, KeepsCharactersOfOneToFourBytes) {
+TEST(Printable, CharactersOfOneToFourBytesAreKept) {
   for (const std::string text : {"", "a b~", "é ß", "€ 流", "🌊", "\u00a0"}) {
     EXPECT_EQ(Printable(text), text);
   }
 }
 
-TEST(Printable, ReplacesControlCharacters) {
+TEST(Printable, ControlCharactersAreReplaced) {
   EXPECT_EQ(Printable("a\n\tb\x1b[1m\x7f"), "a??b?[1m?");
   // A terminal takes U+009B, which is two bytes in UTF-8, as the start of a
   // command.
@@ -22,7 +22,7 @@ TEST(Printable, ReplacesControlCharacters) {
 
 // Guards against a text that is cut within a character. The reader of a packet
 // with such a text ends the session.
-TEST(Printable, ReplacesInvalidUtf8ByteByByte) {
+TEST(Printable, InvalidUtf8IsReplacedByteByByte) {
   EXPECT_EQ(Printable("\xff\xfe"), "??");
   EXPECT_EQ(Printable("cut \xe2\x82"), "cut ??");
   EXPECT_EQ(Printable("\xe2\x82z"), "??z");
@@ -33,7 +33,7 @@ TEST(Printable, ReplacesInvalidUtf8ByteByByte) {
   EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "????") << "beyond U+10FFFF";
 }
 
-TEST(PrintableLine, CutsALongTextAndKeepsItValid) {
+TEST(PrintableLine, ALongTextIsCutAndStaysValid) {
   std::string text = "x";
   while (text.size() < 3000) text += "é";
   const std::string line = PrintableLine(text);

@@ -17,7 +17,7 @@ TEST(UserMap, TheOverflowUserMayBeUnmappedUnlessAllUsersAreMapped) {
   }
 }
 
-TEST(UserMap, CountsTheUsersOfAllLines) {
+TEST(UserMap, UsersOfAllLinesAreCounted) {
   EXPECT_EQ(UserMap::Of("0 1000 1\n").mapped, 1u);
   EXPECT_EQ(UserMap::Of("0 1000 1\n1 100000 65536\n").mapped, 65537u);
 }

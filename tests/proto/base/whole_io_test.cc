@@ -24,7 +24,7 @@ using sluice::testing::StatusIs;
 
 bool Exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 
-TEST(ReadAll, ReadsALargeFileButNotMoreThanItsLimit) {
+TEST(ReadAll, AFileIsReadWholeOrRefusedAboveTheLimit) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   std::string written;
   for (int i = 0; written.size() < 200'000; ++i) written += std::to_string(i);
@@ -39,7 +39,7 @@ TEST(ReadAll, ReadsALargeFileButNotMoreThanItsLimit) {
   }
 }
 
-TEST(ReadAllAt, IgnoresThePositionOfTheDescriptor) {
+TEST(ReadAllAt, ThePositionOfTheDescriptorIsIgnored) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123456789", "ten"), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto some, ReadAllAt(fd.get(), 4, "ten"));
@@ -50,14 +50,14 @@ TEST(ReadAllAt, IgnoresThePositionOfTheDescriptor) {
 
 // A read at the end of a file does not set errno. Guards against a status made
 // from the errno of an earlier call, which may be 0.
-TEST(ReadAllAt, RefusesAFileThatIsShorter) {
+TEST(ReadAllAt, AShorterFileIsRefused) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123", "four"), IsOk());
   errno = 0;
   EXPECT_FALSE(ReadAllAt(fd.get(), 5, "four").ok());
 }
 
-TEST(ReplaceFile, ReplacesTheOldContent) {
+TEST(ReplaceFile, TheOldContentIsReplaced) {
   const testing::TempDir folder;
   const std::string path = folder.File("f");
   ASSERT_THAT(ReplaceFile(path, "old"), IsOk());
@@ -70,7 +70,7 @@ TEST(ReplaceFile, ReplacesTheOldContent) {
 }
 
 // `path`.new may be a planted link, or the leftover of a dead process.
-TEST(ReplaceFile, FollowsNoLinkInPlaceOfItsTemporaryFile) {
+TEST(ReplaceFile, ALinkInPlaceOfTheTemporaryFileIsNotFollowed) {
   const testing::TempDir folder;
   const std::string path = folder.File("f"), other = folder.File("other");
   ASSERT_THAT(ReplaceFile(other, "other's"), IsOk());
@@ -80,7 +80,7 @@ TEST(ReplaceFile, FollowsNoLinkInPlaceOfItsTemporaryFile) {
   EXPECT_EQ(TextOf(other), "other's");
 }
 
-TEST(ReplaceFile, LeavesNoTemporaryFileWhenItFails) {
+TEST(ReplaceFile, AFailureLeavesNoTemporaryFile) {
   const testing::TempDir folder;
   const std::string path = folder.File("f");
   ASSERT_EQ(mkdir(path.c_str(), 0700), 0);  // no file can replace a folder

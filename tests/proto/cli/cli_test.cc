@@ -1,4 +1,4 @@
-// Tests how all three programs parse their command lines.
+// Tests how sluiced, sluicectl and sluice-train parse their command lines.
 #include "proto/cli/cli.h"
 
 #include <CLI/CLI.hpp>
@@ -117,7 +117,7 @@ TEST(CommandLines, HelpAndVersionEndTheProgramWithZero) {
   }
 }
 
-TEST(Nearest, FindsWordsWithUpToAThirdOfTheLettersWrong) {
+TEST(Nearest, WordsWithUpToAThirdOfTheLettersWrongAreFound) {
   const std::vector<std::string> known = {"status", "budget", "evict"};
   EXPECT_EQ(Nearest("staus", known), "status");
   EXPECT_EQ(Nearest("stauts", known), "status");

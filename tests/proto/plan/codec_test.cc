@@ -12,8 +12,8 @@
 namespace sluice::plan {
 namespace {
 
-// The copies of a layer of ten million tokens in small chunks exceed any
-// memory.
+// More bytes than any memory has: the copies of a layer of ten million tokens
+// in small chunks.
 constexpr Bytes kManyCopies = GiB(int64_t{1} << 21);
 
 using nlohmann::json;
@@ -97,7 +97,7 @@ NodePlan SamplePlan() {
 }
 
 // Compares the encoded bytes instead of each field. ExpectEveryFieldIsChecked
-// shows that the encoding omits no field.
+// shows that the decoder reads each field of the encoding.
 TEST(PlanCodec, EverythingSurvivesARoundTrip) {
   PlanRequest request = SampleRequest();
   request.profiles[1].segments[0].trace.alignment = Bytes(1);  // the smallest
@@ -252,11 +252,11 @@ void ExpectEveryFieldIsChecked(const std::string& good, DecodeFn decode) {
   }
 }
 
-TEST(PlanCodec, NoFieldOfARequestMayBeMissingOfWrongTypeOrUnknown) {
+TEST(PlanCodec, ARequestWithAMissingMistypedOrUnknownFieldIsRefused) {
   ExpectEveryFieldIsChecked(Encode(SampleRequest()), DecodePlanRequest);
 }
 
-TEST(PlanCodec, NoFieldOfKindsMayBeMissingOfWrongTypeOrUnknown) {
+TEST(PlanCodec, AKindWithoutLayersIsRefused) {
   json document = json::parse(Encode(SampleOfKinds()));
   for (const char* key : {"kinds", "layers"}) {
     json broken = document;
@@ -272,7 +272,7 @@ TEST(PlanCodec, NoFieldOfKindsMayBeMissingOfWrongTypeOrUnknown) {
   }
 }
 
-TEST(PlanCodec, NoFieldOfAPlanMayBeMissingOfWrongTypeOrUnknown) {
+TEST(PlanCodec, APlanWithAMissingMistypedOrUnknownFieldIsRefused) {
   ExpectEveryFieldIsChecked(Encode(SamplePlan()), DecodeNodePlan);
 }
 
@@ -339,7 +339,7 @@ TEST(PlanCodec, ValuesOutOfRangeAreRefusedWithFieldValueAndLimit) {
       DecodePlanRequest);
 }
 
-// Returns a unit of `buffers` buffers, which occupy the same place one by one.
+// Returns a unit of `buffers` buffers that use the same place in turn.
 UnitPlan LongUnit(size_t buffers) {
   UnitPlan unit;
   for (size_t i = 0; i < buffers; ++i) {
@@ -398,7 +398,7 @@ TEST(PlanCodec, KindsOutOfRangeAreRefusedWithFieldValueAndLimit) {
       {{"/profiles/0/kinds/1/layers", 0,
         "profiles[0].kinds[1].layers: 0 is not between 1"},
        {"/profiles/0/kinds/1/layers", (1 << 20) - 3,
-        "1048573 is not between 1 and 1048572"},  // 2^20 in all
+        "1048573 is not between 1 and 1048572"},  // 2^20 layers in all
        {"/profiles/0/kinds/1/resident_layers", 8, "8 is not between 0 and 7"},
        {"/profiles/0/kinds/1/backward_h2d_fixed", -1, "-1 is not between 0"},
        {"/profiles/0/kinds/1/name", "dense", "'dense' occurs twice"},
@@ -461,7 +461,7 @@ TEST(PlanCodec, ARepeatedKeyIsRefused) {
               HasSubstr("key \"seconds\" occurs twice"));
 }
 
-// Changes each byte to several others, then removes it.
+// Changes each byte to seven other values, then removes it.
 TEST(PlanCodec, ADamagedRequestDoesNotCrashTheDecoder) {
   const std::string good = Encode(SampleRequest());
   for (size_t i = 0; i < good.size(); ++i) {

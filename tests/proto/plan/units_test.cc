@@ -39,7 +39,7 @@ TEST(Units, TheKeyDependsOnSizesTimesOrderAndAlignment) {
   }
 }
 
-TEST(PlanProgress, SurvivesARoundTripAndIsRefusedHalfWritten) {
+TEST(PlanProgress, ProgressSurvivesARoundTripAndIsRefusedHalfWritten) {
   const std::string line =
       WriteProgress({3, 12, "of rank 1 | \n", "search", Bytes(100), Bytes(90)});
   EXPECT_EQ(line.size(), kProgressBytes);
