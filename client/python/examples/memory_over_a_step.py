@@ -3,10 +3,10 @@
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/memory_over_a_step.py OUT.svg
 
-Bytes are those that torch's allocator has handed out since the step began
-(torch.profiler). So no curve contains the parameters, and all three contain
-their gradients. Time is the fraction of the step that has passed, because
-seconds on a CPU with one thread say nothing about a GPU.
+A curve shows the bytes that torch's allocator has in use, less those in use
+when the step began (torch.profiler). So it contains the gradients, but not the
+parameters. Time is the fraction of the step that has passed, because seconds on
+a CPU with one thread say nothing about a GPU.
 """
 from __future__ import annotations
 

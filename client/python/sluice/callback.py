@@ -11,7 +11,7 @@ from sluice.streaming import of, stream, unstream
 
 
 class SluiceCallback(TrainerCallback):
-    """Streams a Trainer's model until its training ends, and adds to the
+    """Streams a Trainer's model until `train()` ends, and adds to the
     Trainer's logs the peak of host bytes and the number of streamed forwards:
     `sluice_host_peak_bytes`, `sluice_steps`.
 
@@ -19,7 +19,8 @@ class SluiceCallback(TrainerCallback):
 
     The Trainer's constructor streams the model if it is not streamed yet,
     because accelerate may shard the model or wrap its forward later. A second
-    `train()` streams it again. If training raises, the model stays streamed.
+    `train()` streams the model again. If training raises, the model stays
+    streamed.
 
     Args:
       config, fields: arguments of `stream`; the Trainer's constructor raises

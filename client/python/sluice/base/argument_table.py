@@ -14,7 +14,8 @@ from sluice.base.arguments import Kind, a
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
-# Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
+# Dictionary argument in which layers pass tensors [B, heads, S, D] to later
+# layers.
 HANDED = "shared_kv_states"
 
 MODULE = a(nn.Module, "a torch.nn.Module")
@@ -36,7 +37,7 @@ class Argument(NamedTuple):
     rows: int | None = None
     # Dimension along which the ranks of a group split a decoder's argument.
     dealt: int | None = None
-    cut: bool = False  # the decoder's code around its layers may get a chunk
+    cut: bool = False  # code before and after the layers may get a chunk of it
     mask: bool = False
     cache: bool = False  # a cache, which streaming does not support
     packed: bool = False  # only describes packed documents

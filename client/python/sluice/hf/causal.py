@@ -23,7 +23,7 @@ from sluice.node import calls, plain_layers, scoring
 from sluice.node.calls import Call
 from sluice.node.step import current
 
-# Calls with any other argument run the model's own head and loss on all rows.
+# A call with an argument outside this set runs head and loss on all rows.
 _KNOWN = frozenset(argument_table.those("loss"))
 
 
@@ -49,7 +49,8 @@ class Causal:
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Returns whether `causal` has a loss, and a base with `decoder`."""
+        """Returns whether `causal` has a loss function, and a base model that
+        contains `decoder`."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -114,7 +115,8 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are computed before the loss is scaled: fp16 may underflow.
+        # Gradients are computed before the loss is scaled, so fp16 ones may
+        # underflow.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
@@ -123,7 +125,7 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Returns whether the loss function is a sum over rows divided by a
-        count. Tries again if a library has replaced a function called by it."""
+        count. Tries again if a library has replaced one of its callees."""
         called = _calls(self.causal.loss_function)
         if not called or list(map(id, called)) != list(map(id, self._tried)):
             self._tried, self._adds_up = called, self._sums_rows()

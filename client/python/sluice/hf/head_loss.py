@@ -101,7 +101,8 @@ class Loss(torch.autograd.Function):
 
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
              left: Left | None, total: Tensor, needs_h: bool) -> Tensor | None:
-    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient."""
+    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient of
+    `hidden` if it needs one."""
     h = hidden.requires_grad_(needs_h)
     made = h if left is None else left.rows(h, rows)
     parts = []
