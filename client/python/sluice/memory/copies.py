@@ -30,11 +30,11 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import Engine
 from sluice.native.session import Session
 
-# Limits, per direction, of what running copies keep alive; any two may run, so
-# that large ones overlap.
+# Limits, per direction, of what running copies keep alive. Two copies of any
+# size may run, so that large ones overlap.
 IN_FLIGHT_COPIES = 64
 IN_FLIGHT_BYTES = 2 << 20
-# Tickets checked per new copy: two keep pace, at a constant cost.
+# Tickets checked per new copy, more than one so that the checks catch up.
 ASKED_AT_ONCE = 2
 
 
@@ -69,11 +69,11 @@ class InFlight:
 
 
 class Copies:
-    """Copies of one engine. Every method raises the error of a failed copy.
-    `count`: started copies; `in_flight`: by direction; `device`: of the
-    tensors; `stream`: torch's stream that computes, None before the first copy
-    and if the GPU is simulated. Thread safety: one thread at a time, the one
-    that computes."""
+    """Copies of one engine. `start`, `wait` and `drain` may raise the error of
+    an earlier copy that failed. `count`: started copies; `in_flight`: by
+    direction; `device`: of the tensors; `stream`: torch's stream that computes,
+    None before the first copy and if the GPU is simulated. Thread safety: one
+    thread at a time, the one that computes."""
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0

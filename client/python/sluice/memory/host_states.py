@@ -30,7 +30,7 @@ _ALIGNMENT = 32  # elements; each state begins at a multiple
 
 class Piece(NamedTuple):
     """Elements `start` to `stop`, in memory order, of each of a parameter's
-    `states` states. `last`: this is the parameter's last piece."""
+    states. `states`: their number. `last`: this is the last such piece."""
 
     parameter: torch.Tensor
     start: int

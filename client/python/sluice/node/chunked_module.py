@@ -44,12 +44,14 @@ class Modules(Protocol):
 
 class ChunkedCall:
     """One forward of a module over all rows, and its backward. Its host memory
-    is freed after backward, or with the object. Thread safety: one thread."""
+    is freed after backward, or with the object. Thread safety: one thread at a
+    time."""
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
-        # The step's chunks, or others if hidden states are on the device.
+        # `chunks` may differ from the step's only if hidden states are on the
+        # device.
         self.chunks = chunks or step.chunks
         self._places = step.hidden if chunks is None else OnDevice(
             step.arena, chunks)
@@ -65,7 +67,7 @@ class ChunkedCall:
         self._owners: list[nn.Module] = []  # modules with buffers
         # Whether forward, and so the replay, may replace buffers.
         self.may_replace = False
-        # Tensors that a whole module returns beside y, and their gradients.
+        # Tensors that a layer run whole returns beside y, and their gradients.
         self.more: Sequence[Tensor] = ()
         self.of_more: Sequence[Tensor] = ()
 
@@ -80,7 +82,8 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns (output, gradient) of the other outputs of `m`'s replay."""
+        """Returns (output, gradient) for each output beside y of the replay of
+        chunk `m`."""
         return []
 
     def run_again(self) -> None:
@@ -116,8 +119,8 @@ class ChunkedCall:
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Returns y [B, S, H'] for x [B, S, H]; None for the modules before the
-        layers, which make the hidden states."""
+        """Returns y [B, S, H'] for x [B, S, H]. x is None for the modules
+        before the layers, which make the hidden states."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(

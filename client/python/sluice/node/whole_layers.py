@@ -119,7 +119,8 @@ class _Given(Arguments):
             self._names[self._positional:], values[self._positional:]))
 
     def put(self) -> list[tuple[int, Any, Any]]:
-        """Returns new entries of the dictionaries: (which, key, value)."""
+        """Returns new entries of dictionary arguments: (index of the argument,
+        key, value)."""
         return [(i, key, value)
                 for i, (now, before) in self._before.items()
                 for key, value in now.items()
@@ -140,7 +141,7 @@ class WholeCall(LayerCall):
         self._rows = range(x.shape[1])
         self.chunks = [self._rows]
         self._places = OnDevice(step.arena, self.chunks)
-        self._tree: tuple[Any, list[Any]] | None = None  # of its output
+        self._tree: tuple[Any, list[Any]] | None = None  # of the layer's output
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._site, self._batch = 0, len(x)
@@ -212,7 +213,8 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """Returns the layer's output, and fills the dictionaries."""
+        """Returns the layer's output, and puts its new entries into the
+        dictionary arguments."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()

@@ -95,7 +95,7 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
     """Returns the choice of the first rank of the job to call this; waits for
-    no other rank. All ranks make their streams in the same order."""
+    no other rank. All ranks must make their streams in the same order."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))
