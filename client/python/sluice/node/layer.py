@@ -55,10 +55,10 @@ class LayerCall(chunked_module.ChunkedCall):
         self.own, self._arguments = own, arguments
         # Number of outputs after y in the layer's tuple; None: it returns none.
         self._beside: int | None = None
-        # Of the running forward: chunk, calls of attention so far, rows.
+        # Of the running forward: chunk, calls of attention so far; rows.
         self._chunk = self._site = 0
-        self._rows = step.chunks[0]
         self.biased = False  # a bias was added to possible scores
+        self._rows = step.chunks[0]
         # `_parts` is set in a compared replay, `_compared` while a part runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None

@@ -31,7 +31,7 @@ class Offer:
     """A changed plan that the daemon offers to this rank."""
 
     plan: int  # its number, from the daemon
-    ranks: Sequence[int]  # of the job on this node, this one included
+    ranks: Sequence[int]  # the job's ranks on this node
     refusal: str = ""  # why this rank cannot adopt it; "" if it can
 
 
@@ -68,8 +68,8 @@ class Changes:
             board = self._board()
             if board is None:
                 return self._over(offer.plan, offer.refusal or (
-                    "torch.distributed is not initialised, by which the ranks "
-                    "could agree on a step"))
+                    "the ranks cannot agree on a step, because "
+                    "torch.distributed is not initialised"))
             told = board.update(self._key(offer), lambda told: _written(
                 told, self._rank, offer, number + 1))
         except RuntimeError as error:  # the rank with the store has ended

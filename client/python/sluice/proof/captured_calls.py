@@ -1,4 +1,5 @@
-"""Records a model's calls of its layers, plain and streamed, for the probe."""
+"""Records a model's calls of its layers for the probe, and finds which layers
+are of one kind."""
 from __future__ import annotations
 
 import contextlib

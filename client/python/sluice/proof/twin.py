@@ -44,7 +44,7 @@ class Twin:
 
     Args:
         device: where the tensors of the twins are.
-        layers: modules that share the memory of their parameters.
+        layers: parameters of these with one path and shape share memory.
         known: replacements of objects, by id.
         idle: modules that trials do not run; they get no memory.
         vocabulary: (tokens, fewer): outside the layers a dimension of size
