@@ -1,4 +1,5 @@
-// See client/torch/ranks/collectives.h, which declares its only export.
+// Collectives between GPUs over NCCL. client/torch/ranks/collectives.h declares
+// this module's only export.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>

@@ -1,5 +1,6 @@
 // A model's tensors as plain structs: weights in the model's dtype, and
-// gradients of the same shape in fp32. The trainer owns the memory.
+// gradients of the same shape in fp32; their order, and initial weights. The
+// trainer owns the memory.
 //
 // Thread safety: values (tensors are reference counted).
 #pragma once
