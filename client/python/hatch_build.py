@@ -1,6 +1,5 @@
-"""Adds the programs staged by `./dev wheel` to the wheel, and tags the wheel
-with their platform. The wheel has no Python extension, so it serves every
-Python 3."""
+"""Adds the programs staged by `./dev wheel` to the wheel, tagged with their
+platform. The wheel has no Python extension, so it serves every Python 3."""
 
 import os
 import pathlib

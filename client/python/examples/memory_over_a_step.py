@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sluice
 
 TOKENS, CHUNK = 4096, 256
-WIDTH, HEIGHT, LEFT, TOP = 720, 260, 60, 40  # of the plot
+WIDTH, HEIGHT, LEFT, TOP = 720, 260, 60, 40  # pixels of the plot
 COLOURS = {"plain": "#b3402f", "checkpointed": "#c98a1b", "streamed": "#23689b"}
 
 

@@ -39,10 +39,9 @@ class AdamW(torch.optim.AdamW):
     and temporaries of torch's foreach kernels; none between steps.
 
     `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True).
-    It gives bf16 and fp16 parameters the rounded result of the same update of
-    their masters. Work that is enqueued later on torch's current stream runs
-    after the update. A parameter's states are leased in the first step in which
-    it has a gradient.
+    Other parameters get the rounded result of the same update of masters. Work
+    that is enqueued later on torch's current stream runs after the update. A
+    parameter's states are leased in the first step in which it has a gradient.
 
     Reading `state` or calling `state_dict()` waits for copies. The states (CPU
     tensors, or DTensors of CPU tensors) are the leased memory itself and stay
@@ -55,9 +54,8 @@ class AdamW(torch.optim.AdamW):
         of DTensors are updated.
       lr, betas, eps, weight_decay: as for torch's AdamW; numbers, no tensors.
       amsgrad, maximize: refused if True.
-      session: leases the host memory; its GPU computes the updates. Keep the
-        session open. None: the optimizer opens one on the first parameter's
-        device.
+      session: leases the host memory, computes the updates on its GPU, and must
+        stay open. None: the optimizer opens one on the parameters' device.
 
     Raises:
       ValueError: torch's AdamW refuses a number.
@@ -151,7 +149,6 @@ class AdamW(torch.optim.AdamW):
                           "parameters, and load this one's state_dict()")
 
     def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Leases states for the parameters that have none yet."""
         new = [(p, _local(p, p), _count(p)) for p in parameters
                if p not in self._views]
         if not new:
@@ -196,8 +193,7 @@ class AdamW(torch.optim.AdamW):
             params.append(masters[0] if masters else values)
             grads.append(_gradient(p)[piece.start:piece.stop].float())
             step = self._state[p]["step"]
-            # adamw increments every `step`, so only the parameter's last piece
-            # gets the parameter's own one.
+            # adamw increments `step` for each piece; only the last one counts.
             steps.append(step if piece.last else step.clone())
         beta1, beta2 = group["betas"]
         adamw(params, grads, [states[0] for _, states in updates],

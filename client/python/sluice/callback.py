@@ -19,8 +19,7 @@ class SluiceCallback(TrainerCallback):
 
     The Trainer's constructor streams the model if it is not streamed yet,
     because accelerate may shard the model or wrap its forward later. A second
-    `train()` streams the model again. If training raises, the model stays
-    streamed.
+    `train()` streams it again. If training raises, the model stays streamed.
 
     Args:
       config, fields: arguments of `stream`; the Trainer's constructor raises

@@ -95,7 +95,7 @@ def stream(model: nn.Module | None = None,
       rerun: the fraction f (0 to 1) of a sequence's first tokens for which
         backward computes k, v and attention's results again, a layer at a
         time, instead of keeping them in the host. It costs f^2 of attention's
-        forward and f of the layers' other forward ([Note: run again] in layer).
+        forward and f of all other work of layers ([Note: run again] in layer).
       kernel: for attention's blocks on a real GPU: "flash" or "cudnn" (bf16
         and fp16), "efficient", or "auto". For fp32 "auto" is efficient. For
         bf16 and fp16 it is cudnn on GPUs of compute capability 9.0 if heads

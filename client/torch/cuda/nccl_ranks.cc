@@ -1,5 +1,4 @@
-// Collectives between GPUs over NCCL. client/torch/ranks/collectives.h declares
-// this module's only export.
+// Collectives over NCCL. client/torch/ranks/collectives.h has the only export.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>

@@ -31,21 +31,18 @@ from sluice.attention.whole_scores import Mask, Scores
 from sluice.base.precision import wide_dtype, widened
 from sluice.native import abi
 
-# Kernels with a backward that reads o in fp32. Other kernels read o in q's
-# dtype.
+# Kernels with a backward that reads o in fp32, not in q's dtype.
 READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that has seen no key
-# _STRIP: rows of a strip. _CUT: most rows of a block that is cut into strips.
-# In a block with more rows, tiles have 256 rows, and the kernel skips most
-# tiles that no row sees.
+# _STRIP: rows of a strip. _CUT: most rows of a block that is cut. In a larger
+# block tiles have 256 rows, and the kernel skips most tiles that no row sees.
 _STRIP, _CUT = 192, 512
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
             asked: Kernel = "auto", part: bool = False
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys: (0, -inf) for a row that sees
-    none of them."""
+    """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
         return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
@@ -177,8 +174,7 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """Returns the kernel that computes a block or, with `part`, a part of one;
-    see `kernel_for`."""
+    """Returns the kernel of a block or, if `part`, of a part of a block."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)

@@ -9,8 +9,7 @@ with a row stride of heads * width, whatever the tensor's stride (o_strideM in
 torch's mem_eff_attention/kernel_backward.h), and does not check that stride:
 with another layout an H100 returned a dq with an error of 5 times its norm. So
 o is passed with rows before heads in memory. torch copies `do`, and the kernel
-reads the strides of q, k and v. In fp32 torch multiplies o and `do` before the
-kernel runs, so there any layout of o works.
+reads the strides of q, k and v. In fp32 torch itself reads o, in any layout.
 
 [Note: cuDNN] cuDNN's operators do not check their inputs: fp32 would be read
 as fp16 (`kernel_for` refuses it), and plans of backward are cached by the
@@ -49,9 +48,8 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
     sluice_attention_kernel (client/sluice.h), which sluice-train uses too.
 
     Args:
-        element_bytes: bytes of an element; 0 if the dtypes of q, k, v differ.
+        element_bytes: bytes of an element; 0 if the dtypes of q and v differ.
         width, value_width: head dimensions of q and k, and of v.
-        keys: number of keys; more than 2 count as 2.
         traits: flags `abi.BLOCK_...`.
 
     Raises:
@@ -142,8 +140,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *_in_rows(do, q, k, v, o), lse.contiguous()[..., None], seed, seed,
             None, None, None, q.shape[2], k.shape[2], 0.0, causal, scale=scale)
-    # The efficient kernel needs an infinite lse in the rows added here, and
-    # contiguous rows.
+    # The efficient kernel needs infinite lse in padding, and contiguous rows.
     padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS),
                    value=math.inf).contiguous()
     [o] = _in_rows(o)
@@ -155,7 +152,6 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _window(mask: Whole | Window) -> dict[str, int]:
-    """Returns flash's arguments for a window; {} for other masks."""
     if not isinstance(mask, Window):
         return {}
     return {"window_size_left": mask.left,

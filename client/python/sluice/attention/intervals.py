@@ -1,5 +1,4 @@
-"""Masks in which each row sees one interval of keys, and the pieces into which
-they cut a block."""
+"""Masks in which each row sees one interval of keys, and their pieces."""
 from __future__ import annotations
 
 import enum
@@ -12,8 +11,7 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# With fewer rows per document on average, one attention call with a mask is
-# faster than a call for each document.
+# With fewer rows per document, one call with a mask is faster than many calls.
 LEAST_ROWS = 16
 
 
@@ -26,8 +24,7 @@ class Whole(enum.Enum):
 
 class Window(NamedTuple):
     """Sliding window: how many keys each row of a rectangle sees left and right
-    of its own key; `right` is None if it sees all keys to the right. The last
-    row's own key is the last key."""
+    (None: all) of its own key. The last row's own key is the last key."""
 
     left: int
     right: int | None
@@ -99,8 +96,7 @@ class Intervals:
     def __post_init__(self) -> None:
         # Caches: all layers of a step have the same blocks.
         self._found: dict[tuple[range, range], list[Piece]] = {}
-        # By (id of a list of chunks, number of a chunk). The list is held so
-        # that its id is not reused.
+        # By (id of a list of chunks, index in it). Held lists keep their ids.
         self._seen_of: dict[tuple[int, int], tuple[list[range], list]] = {}
         self._within: dict[int, bool] = {}
 
@@ -148,8 +144,7 @@ class Intervals:
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Returns the numbers of the chunks up to m that rows of chunk m see,
-        each with its pieces."""
+        """Returns the indices of the chunks that chunk m sees, with pieces."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:
             found = [(i, self.pieces(chunks[m], chunks[i]))
@@ -240,7 +235,6 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 
 def _widest(piece: Piece, rows: int, keys: int) -> Piece:
-    """Replaces slices of all rows or all keys by slice(None)."""
     return piece._replace(
         rows=slice(None) if piece.rows == slice(0, rows) else piece.rows,
         keys=slice(None) if piece.keys == slice(0, keys) else piece.keys)

@@ -59,8 +59,7 @@ def is_pure(function: Callable) -> bool:
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
-    """Returns (first, last) of rows [B, n]. A row that sees any key sees key
-    `seed`."""
+    """Returns (first, last) of rows [B, n], which see key `seed` or no key."""
     sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)
@@ -145,8 +144,7 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
             length: int, few: bool) -> None:
     """Raises `Unsupported` if the mask differs from the intervals. Checks all
     places if they are `few`, as in the probe of a model; else, for the first
-    and last head, the key after each row and random keys, which are the same in
-    every run."""
+    and last head, the key after each row, and random keys (seeded)."""
     shape = row.shape
     heads: Iterable[int] = range(ask.heads)
     if few:
@@ -156,8 +154,7 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
         generator = torch.Generator().manual_seed(length + int(row[0, 0]))
         anywhere = torch.randint(length, (*shape, SAMPLES),
                                  generator=generator).to(row.device)
-        # A wrong interval is often right at keys far from the row, so half of
-        # the samples are near the row.
+        # Far keys rarely show a wrong interval, so half of the keys are near.
         near = (row[..., None] + anywhere % 64 - 32).clamp(0, length - 1)
         after = (row[..., None] + 1).clamp(max=length - 1)
         keys = torch.cat([anywhere, near, after], dim=-1)

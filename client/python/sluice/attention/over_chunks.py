@@ -40,7 +40,7 @@ class Site:
     widths: tuple[int, int] = (0, 0)  # D, Dv
     # The bytes of lse [B, H, c], then of o [B, c, H, Dv].
     o: dict[int, HostTensor] = field(default_factory=dict)
-    # Sums of dk and dv over the blocks that have run, in fp32.
+    # dk and dv from later chunks, summed in fp32.
     dkv: dict[int, HostTensor] = field(default_factory=dict)
 
     def release(self) -> None:
@@ -201,8 +201,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
                 v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over the keys of `seen` and of `piece`. Adds the piece's
-    kernel to `kernels`."""
+    """Returns (o, lse) of `seen` and `piece`; adds the kernel to `kernels`."""
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,

@@ -27,9 +27,8 @@ from sluice.base.precision import wide_dtype
 BYTES = 256 << 20  # most bytes of a strip's scores, over all its heads
 # Most rows of a strip. To fit into BYTES a strip first gets fewer heads, then
 # fewer rows, because with fewer rows k and v are read more often. Under a
-# window, more rows reach more keys: on a CPU strips of 256 instead of 1024 rows
-# took a third of the time with a window of 256 keys, and no longer without a
-# window.
+# window, more rows reach more keys: on a CPU strips of 256 rows took a third of
+# the time of 1024 rows with a window of 256 keys, and as long without a window.
 _ROWS = 256
 _UNSEEN = -math.inf
 
@@ -76,8 +75,7 @@ def strips(batch: int, groups: int, share: int, rows: int, keys: int,
 
 def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
             ) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over this block's keys: (0, -inf) for a row that sees
-    none of them."""
+    """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
     # o is [B, c, H, Dv] in memory, as layers need it.

@@ -14,8 +14,7 @@ from sluice.base.arguments import Kind, a
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
-# Dictionary argument in which layers pass tensors [B, heads, S, D] to later
-# layers.
+# Dictionary argument by which layers hand on tensors [B, heads, S, D].
 HANDED = "shared_kv_states"
 
 MODULE = a(nn.Module, "a torch.nn.Module")

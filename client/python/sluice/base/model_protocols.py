@@ -13,7 +13,7 @@ from torch import Tensor, nn
 class WholeKind:
     """Layers of a class that run whole ([Note: whole layers], whole_layers)."""
 
-    name: str  # of the layers' class
+    name: str  # class name of the layers
     why: str  # the property that rules out running them by chunks
     own_attention: bool = False  # they use the model's attention and masks
     # Device memory that backward of one such layer holds, per token of the

@@ -42,15 +42,14 @@ class Causal:
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
-        self._tried: list[Any] = []  # _calls() at the last _sums_rows()
+        self._tried: list[Any] = []  # `_calls` when `_sums_rows` ran last
         self._adds_up = False
         self._inside = Inside(lambda: [
             m for m in self.head.modules() if m is not causal])
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Returns whether `causal` has a loss function, and a base model that
-        contains `decoder`."""
+        """Returns whether `causal` has a loss, and `decoder` in its base."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -115,8 +114,7 @@ class Causal:
         """Returns whether the call's loss is a sum over rows, as probed."""
         weight = self.causal.get_output_embeddings().weight
         kind = weight.device.type
-        # Gradients are computed before the loss is scaled, so fp16 ones may
-        # underflow.
+        # Gradients are computed before the loss is scaled: fp16 may underflow.
         half = torch.float16 in (weight.dtype, torch.get_autocast_dtype(
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half

@@ -50,8 +50,7 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields True for a small twin, if that would differ from a whole one,
-        then False for a whole one."""
+        """Yields True if a small twin differs from a whole one, then False."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -132,8 +131,7 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """Returns the models inside `causal` that contain the decoder, the
-    outermost first."""
+    """Returns the models between `causal` and the decoder, outermost first."""
     return [m for m in causal.modules()
             if isinstance(m, PreTrainedModel) and m is not causal
             and m is not decoder and any(d is decoder for d in m.modules())]

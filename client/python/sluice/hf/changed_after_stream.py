@@ -13,8 +13,7 @@ AGAIN = "unstream(), change the model, and stream it again"
 
 
 class Held:
-    """Detects layers put into the model after stream(), which would run
-    unstreamed."""
+    """Detects layers put into the model after stream(): they run unstreamed."""
 
     def __init__(self, layers: Iterable[nn.Module],
                  held: Callable[[], Iterable[nn.Module]]):
@@ -29,8 +28,7 @@ class Held:
 
     @staticmethod
     def of(layers: object) -> Held:
-        """Returns a `Held` that checks `layers` if it is a container of
-        torch."""
+        """Returns a `Held` of `layers`; only torch's containers are checked."""
         if isinstance(layers, nn.ModuleDict):
             return Held(layers.values(), layers.values)
         return Held(layers, lambda: layers) if isinstance(
@@ -56,8 +54,7 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """Watches the modules inside `layers`. The layers are left out, because
-        their own hooks see all rows."""
+        """Watches modules inside layers: a layer's own hooks see all rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))

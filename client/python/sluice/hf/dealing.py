@@ -8,9 +8,8 @@ twice. The first run has the whole sequence, zeros as embeddings, and as layers
 recorders of their arguments; it ends at the last layer. The second run has this
 rank's rows with their positions in the whole sequence, and gives each layer
 these rows of its recorded arguments. Only hidden states, arguments that need a
-gradient, and arguments computed from embeddings come from the second run. In
-`stream()` `dealing_trial` finds these arguments, and refuses models that
-compute positions themselves.
+gradient, and arguments computed from embeddings come from the second run.
+`dealing_trial` finds them, and refuses models that make their own positions.
 """
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ _INPUTS = argument_table.those("dealt")
 
 
 class Dealing:
-    """Runs a model on a rank's rows. `dealing_trial` sets `made_of_rows`,
-    `undealt` and `expands`."""
+    """Runs a model on a rank's rows; `dealing_trial` sets its findings here."""
 
     def __init__(self, adapter: Model, ends: Ends, accepts: Collection[str]):
         self.adapter, self.stream, self.accepts = adapter, ends.stream, accepts
@@ -72,9 +70,8 @@ class Dealing:
 
     def forward(self, call: calls.Call, step: Step, given: dict[str, Any]
                 ) -> Any:
-        """Runs the decoder's own forward on this rank's rows of `given`, the
-        decoder's arguments for the whole sequence. Call it within
-        `step.engaged()`."""
+        """Runs the decoder's own forward on this rank's rows of `given` (the
+        arguments for the whole sequence), within `step.engaged()`."""
         entry, ranks = self.adapter.entry, step.ranks
         own = indices(step.own, step.device)
         call.own_rows = own

@@ -56,8 +56,7 @@ class Part:
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
-        """Returns whether an owner has a new hook or forward, whose result may
-        depend on the number of rows."""
+        """Returns whether an owner has a new hook or forward."""
         return self._inside.has_changed()
 
     def still(self) -> contextlib.AbstractContextManager:
@@ -72,8 +71,7 @@ class Ends:
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
         self.decoder = adapter.decoder
-        # What runs before the first and after the last layer; None if that code
-        # runs whole.
+        # What runs before the first and after the last layer; None: not cut.
         self.before: Part | None = None
         self.after: Part | None = None
         self.first = self.last = adapter.layers[0]
@@ -84,8 +82,7 @@ class Ends:
         self.counts: Callable[[Tensor], Tensor] | None = None
         # Arguments that may be cut into chunks; LEFT: a mask with left padding.
         self.takes = {"input_ids"}
-        # Chunks that an end runs at once, if hidden states are on the device.
-        self.together = 1
+        self.together = 1  # chunks at once, if hidden states are on the device
         self.modules: list[nn.Module] = []  # `outside()` in the trials
         self._left: list[Left] | None = None  # see `leaving`
 
@@ -111,7 +108,7 @@ class Ends:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(**all_given)
-            except Recorded as caught:  # left at once: it holds all rows
+            except Recorded as caught:  # leave at once: `caught` holds all rows
                 ended = caught.args
         if ended is not None:
             (y,) = ended
@@ -188,8 +185,7 @@ class Ends:
     def leaving(self) -> Iterator[list[Left]]:
         """Inside, the decoder may return its last layer's output, unless a hook
         reads the decoder's output or the decoder is an FSDP2 unit. The list
-        then has a `Left`, by which the head runs the code after the layers on
-        its own chunks."""
+        then has a `Left`: the head runs the code after the layers by chunks."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):
@@ -277,9 +273,8 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked_module.ChunkedCall):
-    """One run of the code before the layers. Per row it holds far less memory
-    than a layer, so it runs on several chunks at once unless hidden states are
-    in the host."""
+    """One run of the code before the layers. It holds little memory per row, so
+    it runs on several chunks at once unless hidden states are in the host."""
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
         joined = None if isinstance(step.hidden, InHost) else [
@@ -291,7 +286,7 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Records buffers: the forward over all rows may have written some."""
+        """Records buffers anew: the forward over all rows may write some."""
         if self.keeps:
             self._setting.take_buffers()
 

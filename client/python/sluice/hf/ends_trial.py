@@ -219,8 +219,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 
 def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
-    """Compares the streamed decoder's outputs with its ends run whole and run
-    in chunks."""
+    """Compares streamed outputs with the ends run whole and run by chunks."""
     stream, answers = ends.stream, []
     parts = ends.before, ends.after
     settings = [((None, None), False), (parts, False)]

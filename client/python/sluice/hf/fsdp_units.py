@@ -1,5 +1,4 @@
-"""Runs modules that are separate FSDP2 units in chunks. Refuses compiled layers
-and layers with units or checkpoints inside.
+"""Runs FSDP2 units in chunks, and refuses modules that cannot run so.
 
 [Note: units] FSDP2's hooks gather a unit's weights around its forward and its
 backward, and reduce the gradients after backward. They must run once, not once

@@ -44,7 +44,7 @@ class Head:
             (parent, name) for parent in causal.modules()
             for name, child in parent._modules.items()
             if child is ends.decoder and parent is not causal)]
-        self.place = self.places[0]  # the one that the head calls
+        self.place = self.places[0]  # the place that the head calls
         # The model's forward, or one that the user or accelerate put over it.
         self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
@@ -99,8 +99,7 @@ class Head:
 
     @property
     def no_routers(self) -> dict[str, bool]:
-        """Arguments that switch off the router logits that the config asks for:
-        the stub has none."""
+        """Arguments that switch off router logits, which the stub lacks."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager

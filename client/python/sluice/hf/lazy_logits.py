@@ -205,8 +205,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns the answer to `asked` in the field `logits`. `base`: the base
-    model's output."""
+    """Returns log-probabilities as `logits`. `base` is the decoder's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -65,8 +65,7 @@ class OwnLayers(Patched):
         self.name = type(self.layers[0]).__name__
         self._sample = sample
         self._index = {layer: i for i, layer in enumerate(self.layers)}
-        # For each layer, the index of the first layer of its kind.
-        self._kind: list[int] = []
+        self._kind: list[int] = []  # per layer: index of the first of its kind
         self._probed: set[int] = set()  # kinds that were probed
         self._stale = False  # whether layers have changed since the probe
         self._whole = False  # whether the sample runs, with layers unstreamed
@@ -89,9 +88,8 @@ class OwnLayers(Patched):
                                      or stream.ranks is not None):
             raise Unsupported(
                 self.name, 'hidden="host", or a group, of layers without a '
-                "sample: a layer that was not probed yet would be called with "
-                "stand-ins of hidden states",
-                "pass sample=lambda: model(ids)")
+                "sample: a layer that was not probed yet would get stand-ins "
+                "of hidden states", "pass sample=lambda: model(ids)")
         self._insides = [Inside.of([layer]) for layer in self.layers]
         self._probe_all(stream)
         stream.in_host = stream.hidden == "host"
@@ -255,8 +253,7 @@ class OwnLayers(Patched):
 
     def _probe(self, stream: Stream, kind: int, seen: Seen,
                index: int | None = None) -> None:
-        """Probes the layer `index`, or the first layer of the kind, on the
-        first rows of the call `seen`."""
+        """Probes layer `index`, or the first of `kind`, on rows of `seen`."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
         its, twin = probe.on_devices(
@@ -307,8 +304,7 @@ class OwnLayers(Patched):
         args, kwargs = arguments.chunk(few, [
             rows.cut(leaf, few).detach().requires_grad_()
             for leaf in arguments.differentiable()])
-        # Other steps do not know this step's mask markers, so masks replace
-        # them.
+        # Other steps do not know this step's mask markers: return masks.
         args, kwargs = pytree.tree_map(
             lambda value, own: value[..., :len(few), :len(few)] if (
                 isinstance(own, Tensor) and step.is_marker(own)) else own,

@@ -4,9 +4,8 @@
 Left padding leaves rows that see no key. No row with keys sees them, so they
 matter only to a loss that counts their output; the last of them predicts the
 first token after the padding. Here their attention is 0, as in torch's SDPA.
-transformers' eager attention averages all values for them, also those of later
-tokens. So a call in which such a row has a label is refused, unless the model
-was loaded with SDPA.
+transformers' eager attention averages all values for them, also of later
+tokens; with such a model, a call in which such a row has a label is refused.
 """
 from __future__ import annotations
 

@@ -84,9 +84,8 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
     if other.numel():
         raise Unsupported(name, f"an attention_mask with {float(other[0]):g}, "
                           "neither 0 nor 1", "pass 1 for tokens and 0 for "
-                          "padding, or (mask == 0).long() if the mask is added "
-                          "to scores; mark documents by position_ids that "
-                          "restart")
+                          "padding: (mask == 0).long() if it adds to scores; "
+                          "mark documents by position_ids that restart")
 
 
 def refuse_adapters(model: nn.Module) -> None:

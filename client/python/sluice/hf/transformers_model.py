@@ -532,8 +532,7 @@ class Adapter(Model):
 
     def _has_pictures_as_rows(self) -> bool:
         """Returns whether images become rows of the decoder, as in the model
-        Git. The loss of such a model skips these rows, and so fails without
-        images."""
+        Git. The loss then skips these rows, and so fails without images."""
         if "pixel_values" not in inspect.signature(
                 type(self.decoder).forward).parameters:
             return False
@@ -558,9 +557,8 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """Raises `Unsupported` if the decoder is called by a forward that was
-        put over the causal model's streamed one: with a group, that forward
-        would get this rank's rows only."""
+        """Raises `Unsupported` if a forward that was put over the streamed one
+        calls the decoder: with a group it would get this rank's rows only."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

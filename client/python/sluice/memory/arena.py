@@ -186,7 +186,6 @@ class HostArena:
 
     @_whole
     def reserve(self, nbytes: int) -> None:
-        """Grows the leases to at least `nbytes`."""
         self._check_open()
         self._slabs.reserve(nbytes)
 
@@ -196,8 +195,7 @@ class HostArena:
         FAILED_PRECONDITION if they would shrink while a tensor is held. To
         shrink, it gives all slabs back before it leases `nbytes`: otherwise two
         ranks could wait for each other's memory. If the daemon is gone, it
-        gives nothing back. If the new lease fails, the arena has no slabs until
-        a later `put` leases one."""
+        keeps them. If the new lease fails, a later `put` leases a slab."""
         self._check_open()
         if self._books.has_lost():
             self._slabs.rebuild_books(self._copies.last_read())

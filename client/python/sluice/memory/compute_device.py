@@ -25,7 +25,7 @@ from torch.cuda.streams import Event
 from sluice.base.errors import Error, Status, Unsupported
 from sluice.native.session import Session
 
-Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
+Moment: TypeAlias = "float | Event"  # host's time, or an event in a stream
 
 
 def device_of(session: Session) -> torch.device:

@@ -5,10 +5,10 @@ So the range is marked with that copy's ticket, and the next copy that fills the
 range starts after it. Copies to the host run in order.
 
 [Note: in flight] A copy uses device memory until its ticket is reached, so its
-tensor is held until then. Every new copy checks, without waiting, whether the
-oldest ones are reached, and releases their tensors; copies of one direction run
-in order. Only if they keep too much memory alive does `Copies` wait for the
-oldest. On a real GPU a wait returns before the ticket is reached, but later
+tensor is held until then. The start of a copy checks, without waiting, whether
+the oldest copies are reached, and releases their tensors; copies of a direction
+run in order. Only if copies keep too much memory alive does `Copies` wait for
+the oldest. On a real GPU a wait returns before the ticket is reached, but later
 compute is ordered after it. That is enough for torch's allocator, which gives
 memory to later compute only. A ticket is also reached if its copy has failed,
 and only a wait reports that. So `settled` counts only tickets that were waited

@@ -82,8 +82,7 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # Size -> (least slack in this window, in the one before, copies in this
-        # window).
+        # Size -> (least slack of this window, of the one before; copies in it).
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:

@@ -25,8 +25,7 @@ class FreeRanges:
     once, so that a slab without tensors is one range. A range has a mark, the
     last ticket of a copy that may still read it; a merged range has the larger
     mark. Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
-    ranges), except for shifting one list. Thread safety: one thread at a
-    time."""
+    ranges) but for shifting one list. Thread safety: one thread at a time."""
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)
@@ -60,8 +59,7 @@ class FreeRanges:
         self._whole = True
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Takes `size` bytes; returns (address, mark), or None if no range is
-        large enough."""
+        """Takes `size` bytes; returns (address, mark), or None if none fits."""
         self._open()
         at = bisect.bisect_left(self._by_size, (size, 0))
         if at == len(self._by_size):

@@ -25,7 +25,7 @@ from sluice.native.session import Session
 
 BUCKET_BYTES = 64 << 20
 ELEMENT_BYTES = 4  # fp32
-_ALIGNMENT = 32  # elements; each state begins at a multiple
+_ALIGNMENT = 32  # each state begins at a multiple of so many elements
 
 
 class Piece(NamedTuple):

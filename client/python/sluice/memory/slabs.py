@@ -41,7 +41,7 @@ class HostTensor:
         self._address = address
         self._written = 0  # ticket of the last copy into it
         self._read = 0  # ticket of the last copy out of it
-        self._ahead: torch.Tensor | None = None  # prefetched
+        self._ahead: torch.Tensor | None = None  # the prefetched tensor
         self._stream: int | None = None  # torch's stream of the prefetch
 
     def __repr__(self) -> str:
@@ -59,9 +59,8 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Books:
-    """Living tensors and free ranges of one arena; `used_bytes` and
-    `peak_bytes` count the tensors' bytes. Thread safety: one thread at a
-    time."""
+    """Living tensors and free ranges of one arena; `used_bytes`, `peak_bytes`
+    count tensors' bytes. Thread safety: one thread at a time."""
 
     def __init__(self) -> None:
         self.used_bytes = self.peak_bytes = 0
@@ -141,7 +140,6 @@ class Slabs:
             self._lease(nbytes - self.nbytes)
 
     def fit(self, nbytes: int) -> None:
-        """See `HostArena.fit`."""
         unit = self._session.limits().granularity_bytes
         missing = nbytes - self.nbytes
         if missing > -unit:

@@ -107,10 +107,9 @@ class Slots:
         return sum(lease.nbytes for lease in self._leases)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialized tensor, which the caller owns. A stream
-        other than torch's current one must wait for the current one before it
-        uses the tensor, and the current one for it afterwards: DLPack tensors
-        have no `record_stream`."""
+        """Returns an uninitialized tensor, which the caller owns. Before
+        another stream uses it, that stream waits for torch's current one, and
+        after it the reverse: DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None

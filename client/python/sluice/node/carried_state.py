@@ -98,9 +98,8 @@ class Carried:
         self.argument = argument_of(layer) or ""
         self.cache = Cache({})
         self._kept: list[dict[Key, HostTensor]] = []  # start states, by chunk
-        # Of the chunk replayed last: start states, gradients of final states.
-        self._leaves: dict[Key, Tensor] = {}
-        self._gradients: dict[Key, Tensor] = {}
+        self._leaves: dict[Key, Tensor] = {}  # start states of the replay
+        self._gradients: dict[Key, Tensor] = {}  # of the replay's final states
 
     def first(self, m: int, keeps: bool) -> None:
         """Sets the cache for the first forward of chunk `m`."""
@@ -112,8 +111,7 @@ class Carried:
         self.cache = Cache(before)
 
     def again(self, m: int) -> None:
-        """Sets the cache for a forward of chunk `m` that recomputes attention's
-        k, v, o and lse."""
+        """Sets the cache for a forward that recomputes k, v, o and lse."""
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:

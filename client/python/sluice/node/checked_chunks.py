@@ -32,9 +32,7 @@ from sluice.base.errors import Unsupported
 
 Check = Literal["first", "always", "off"]
 
-# Differences up to this share of a row's norm, or up to 8 times the dtype's eps
-# if that is more, are rounding.
-LIMIT = 1e-3
+LIMIT = 1e-3  # relative difference of a row; 8 eps of its dtype if that is more
 FEW, MANY = 0.05, 0.25  # share of rows that may differ: fp32, narrower types
 RUN = 16  # so many consecutive rows that differ are refused
 
@@ -85,8 +83,7 @@ class Checks:
 
 
 class TwoParts:
-    """Compares a chunk run in two parts, of which one has the `first` rows,
-    with the chunk run whole."""
+    """Compares a chunk run whole with the chunk run in parts cut at `first`."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first

@@ -43,15 +43,13 @@ class Modules(Protocol):
 
 
 class ChunkedCall:
-    """One forward of a module over all rows, and its backward. Its host memory
-    is freed after backward, or with the object. Thread safety: one thread at a
-    time."""
+    """One forward of a module over all rows, and its backward. Host memory is
+    freed after backward, or with the object. Used by one thread at a time."""
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
-        # `chunks` may differ from the step's only if hidden states are on the
-        # device.
+        # `chunks` is given only if hidden states are on the device.
         self.chunks = chunks or step.chunks
         self._places = step.hidden if chunks is None else OnDevice(
             step.arena, chunks)
@@ -82,8 +80,7 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns (output, gradient) for each output beside y of the replay of
-        chunk `m`."""
+        """Returns (output, gradient) for outputs of `m`'s replay beside y."""
         return []
 
     def run_again(self) -> None:
@@ -114,8 +111,6 @@ class ChunkedCall:
         """Returns whether the replay of `m` must equal its first forward bit by
         bit; see [Note: checks] in checked_chunks."""
         return m in self._fingerprints
-
-    # --- forward ------------------------------------------------------------
 
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
@@ -179,8 +174,6 @@ class ChunkedCall:
     def _cut(self, extra: list[Tensor], rows: range) -> list[Tensor]:
         return [cut(leaf._replace(value=value), rows)
                 for leaf, value in zip(self.arguments(), extra)]
-
-    # --- backward -----------------------------------------------------------
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:

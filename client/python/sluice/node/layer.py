@@ -8,8 +8,7 @@ Attention's k, v, o and lse of the first chunks need not be kept until backward:
 causal rows see only earlier rows, so before its first replay a layer can run
 its own forward once more on these chunks, from their inputs, in the first
 forward's order. So these tensors exist for one layer at a time. For a fraction
-f of the rows this costs f^2 of attention's forward and f of the layer's other
-work.
+f of the rows this costs f^2 of attention's forward and f of all other work.
 """
 from __future__ import annotations
 
@@ -55,10 +54,9 @@ class LayerCall(chunked_module.ChunkedCall):
         self.own, self._arguments = own, arguments
         # Number of outputs after y in the layer's tuple; None: it returns none.
         self._beside: int | None = None
-        # Of the running forward: chunk, calls of attention so far; rows.
-        self._chunk = self._site = 0
+        self._chunk = self._site = 0  # the chunk; its calls of attention so far
         self.biased = False  # a bias was added to possible scores
-        self._rows = step.chunks[0]
+        self._rows = step.chunks[0]  # the rows that the running forward has
         # `_parts` is set in a compared replay, `_compared` while a part runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None

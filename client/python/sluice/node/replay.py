@@ -33,9 +33,8 @@ class Slot(NamedTuple):
 
 
 def slots(module: nn.Module) -> list[Slot]:
-    """Returns every place under `module` that holds a parameter; a tied
-    parameter has several. Includes frozen parameters, which functional_call may
-    replace."""
+    """Returns every place under `module` that holds a parameter, tied ones
+    several times; also frozen ones, which functional_call may replace."""
     return [Slot(owner, name, parameter, parameter.requires_grad)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()

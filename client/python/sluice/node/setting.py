@@ -30,7 +30,7 @@ from sluice.base.hashing import fingerprint
 from sluice.node.replay import Slot, Snapshot
 
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
-# Attributes that hold a module's submodules and hooks; _OF_ALL: global hooks.
+# _HELD: attributes with a module's submodules and hooks; _OF_ALL: global hooks.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
 _ALL = nn.modules.module
@@ -174,8 +174,7 @@ _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Returns a hash of the bytes, computed once per version; None for a meta
-    tensor or a subclass of Tensor."""
+    """Returns a hash of the bytes; None for a meta tensor or a subclass."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)

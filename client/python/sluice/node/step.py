@@ -53,9 +53,8 @@ def current() -> Step | None:
 
 
 def chunks_of(length: int, chunk: int, least: int = 1) -> list[range]:
-    """Splits the rows 0 .. length into pieces of `chunk` rows. The last piece
-    may be shorter, but if it had fewer than `least` rows, it joins the one
-    before it."""
+    """Splits the rows 0 .. length into pieces of `chunk` rows. The last may be
+    shorter; if it had fewer than `least` rows, it joins the one before it."""
     starts = list(range(0, length, chunk))
     if len(starts) > 1 and length - starts[-1] < least:
         starts.pop()
@@ -98,8 +97,7 @@ class Step:
         self.chunks = end_to_end(self.own)
         self.rows = self.chunks[-1].stop
         self.rerun = 0  # chunks that run again; see [Note: run again] in layer
-        # Set with ranks: takes a layer, its args and kwargs; returns this
-        # rank's rows of the arguments that the whole sequence gives the layer.
+        # With ranks: (layer, args, kwargs) -> the same for this rank's rows.
         self.arguments: Callable | None = None
         self.checks, self.policy, self.measured = checks, policy, measured
         # Names of layers' kinds, if a plan distinguishes them.

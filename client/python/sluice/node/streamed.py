@@ -87,7 +87,7 @@ class Stream:
         self.planning: Planning | None = None
         self.rows = {**ROWS, **(how.rows or {})}
         self.ranks = ranks  # the ranks that share each sequence
-        self.peers: PeerWatch | None = None  # on real GPUs, or several nodes
+        self.peers: PeerWatch | None = None  # see PeerWatch.of
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
         # The running call of the causal model. It is not an argument, because

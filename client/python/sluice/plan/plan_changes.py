@@ -51,7 +51,7 @@ class Changes:
         self._job, self._rank, self._board = job, rank, board
         self._stream = next(_streams)
         self._decided = 0  # number of decisions, the same on all ranks
-        self._open: Offer | None = None  # on the board and not decided yet
+        self._open: Offer | None = None  # the undecided offer on the board
 
     def step(self, number: int, offer: Offer | None) -> Decision | None:
         """Returns the decision that takes effect at step `number`, or None.

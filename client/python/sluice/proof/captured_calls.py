@@ -1,5 +1,4 @@
-"""Records a model's calls of its layers for the probe, and finds which layers
-are of one kind."""
+"""Records a model's calls of its layers, and finds the kinds of layers."""
 from __future__ import annotations
 
 import contextlib
@@ -28,7 +27,7 @@ class Seen(NamedTuple):
     x: Tensor
     args: tuple
     kwargs: dict[str, Any]
-    step: Step | None  # in which the masks among the arguments were made
+    step: Step | None  # the step in which the masks in `args` were made
 
 
 def probe_tokens(adapter: Model) -> Tensor:

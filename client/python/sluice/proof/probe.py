@@ -54,9 +54,7 @@ LIMIT = 1e-3
 # Relative; outputs are well-conditioned, while some gradients are not.
 OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
-# Perturbation of rows relative to their deviation; near ties of routers are
-# about 1e-6.
-MOVE = 1e-3
+MOVE = 1e-3  # relative perturbation of rows; near ties of routers are 1e-6
 SLOPE_LIMIT = 5e-2  # relative, of a gradient to finite differences in fp32
 SQUARES = 1e-2  # a smaller share of bytes that grows with S^2 is noise
 

@@ -65,8 +65,7 @@ class Progress:
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
-        """Notes the end of a layer's backward; the first layer's ends the
-        step."""
+        """Notes the end of a layer's backward; layer 0's ends the step."""
         if self._index.get(layer) == 0:
             self.idle()
 
