@@ -50,7 +50,7 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Returns an embedding of zeros, with `expand` of one number in memory."""
+    """Returns an embedding of zeros; with `expand`, one zero in memory."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
