@@ -1,5 +1,5 @@
-"""Adds the programs staged by `./dev wheel` to the wheel, and tags the wheel
-with their platform. It has no Python extension, so it serves every Python 3."""
+"""Adds the programs staged by `./dev wheel` to the wheel, tagged with their
+platform. The wheel has no Python extension, so it serves every Python 3."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 class Programs(BuildHookInterface):
     def initialize(self, version, build_data):
-        if version == "editable":  # the programs are in the tree's build
+        if version == "editable":  # uses the programs of the tree's build
             return
         stage = os.environ.get("SLUICE_WHEEL_STAGE")
         if not stage:

@@ -1,4 +1,4 @@
-// Precompiled: the torch headers that every file of this target needs.
+// Precompiled: the headers that most files of this target need.
 #pragma once
 
 #include <ATen/TensorOperators.h>

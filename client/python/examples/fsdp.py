@@ -1,5 +1,5 @@
-"""Trains a streamed model under FSDP2, one process per rank. Each rank has
-different sequences.
+"""Trains a streamed model under FSDP2, one process per rank. The two ranks
+train on different sequences.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       torchrun --standalone --nproc-per-node 2 client/python/examples/fsdp.py
@@ -22,7 +22,7 @@ model = LlamaForCausalLM(LlamaConfig(
     vocab_size=256, hidden_size=64, intermediate_size=128,
     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2))
 stream = sluice.stream(model, chunk=512, quiet=rank > 0)
-for layer in model.model.layers:  # one unit per layer, none inside it
+for layer in model.model.layers:  # one FSDP2 unit per layer, none inside
     fully_shard(layer)
 fully_shard(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -3,10 +3,10 @@
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/memory_over_a_step.py OUT.svg
 
-Bytes are those that torch's allocator has handed out since the step began
-(torch.profiler). So no curve contains the parameters, and all three contain
-their gradients. Time is the fraction of the step that has passed, because
-seconds on a CPU with one thread say nothing about a GPU.
+A curve shows the bytes that torch's allocator has in use, less those in use
+when the step began (torch.profiler). So it contains the gradients, but not the
+parameters. Time is the fraction of the step that has passed, because seconds on
+a CPU with one thread say nothing about a GPU.
 """
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import sluice
 
 TOKENS, CHUNK = 4096, 256
-WIDTH, HEIGHT, LEFT, TOP = 720, 260, 60, 40  # of the plot
+WIDTH, HEIGHT, LEFT, TOP = 720, 260, 60, 40  # pixels of the plot
 COLOURS = {"plain": "#b3402f", "checkpointed": "#c98a1b", "streamed": "#23689b"}
 
 

@@ -1,5 +1,5 @@
-"""Streams the layers of a decoder as in torchtitan, without transformers. The
-decoder's embedding, head and loss run unstreamed.
+"""Streams the layers of a decoder written as in torchtitan, without
+transformers. The decoder's embedding, head and loss run unstreamed.
 
     PYTHONPATH=client/python SLUICE_BIN_DIR=build/release/bin \
       python client/python/examples/own_decoder.py
@@ -62,7 +62,7 @@ torch.manual_seed(0)
 model, ids = Decoder(), torch.tensor([list(TEXT)])
 stream = sluice.stream_layers(
     model.layers, chunk=512, rows={"freqs_cis": 0},  # one row per position
-    sample=lambda: model(ids[:, :128]))  # stream() probes the layers on it
+    sample=lambda: model(ids[:, :128]))  # the layers are probed in this call
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 for step in range(5):
     loss = F.cross_entropy(model(ids)[0, :-1], ids[0, 1:])

@@ -15,17 +15,17 @@ from sluice.base.errors import Error, Status
 _EXAMPLES = """examples:
   python -m sluice doctor                    is everything there, does it work?
   python -m sluice doctor --socket /run/sluice/session.sock --json
-  sluicectl doctor                           the daemon and its node instead
+  sluicectl doctor                           is the daemon's node set up well?
   python -m sluice probe ~/models/my-model   can this model be streamed?
   python -m sluice plan ~/models/my-model --seq-len 1M --gpus 8
-  python -m sluice daemon                    this user's, until Ctrl-C
+  python -m sluice daemon                    runs sluiced until Ctrl-C
 """
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit status: 0; 1 if a check or the command fails or the
-    model cannot be streamed; 2 for wrong arguments or an unknown model shape; 3
-    if `plan` finds that training does not fit; 130 after Ctrl-C."""
+    """Returns the exit status: 0 on success; 1 if a check or the command fails
+    or the model cannot be streamed; 2 for wrong arguments or an unknown model
+    shape; 3 if `plan` finds that training does not fit; 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="python -m sluice", epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -150,7 +150,7 @@ def _main() -> int:
         if error.errno != errno.EPIPE:
             print("error: cannot write to standard output: "
                   f"{error.strerror}", file=sys.stderr)
-        # Else the interpreter would flush stdout again and exit with 120.
+        # Without this, the interpreter flushes stdout again and exits with 120.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -38,15 +38,15 @@ class AdamW(torch.optim.AdamW):
     which have masters. Device bytes: in `step()` at most two buckets of 64 MiB
     and temporaries of torch's foreach kernels; none between steps.
 
-    `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True),
-    and others the rounded bits of the same update on fp32 masters. Work that is
-    enqueued later on torch's current stream runs after the update. A parameter's
-    states are leased in the first step in which it has a gradient.
+    `step()` gives fp32 parameters the bits of torch.optim.AdamW(foreach=True).
+    Other parameters get the rounded result of the same update of masters. Work
+    that is enqueued later on torch's current stream runs after the update. A
+    parameter's states are leased in the first step in which it has a gradient.
 
     Reading `state` or calling `state_dict()` waits for copies. The states (CPU
     tensors, or DTensors of CPU tensors) are the leased memory itself and stay
-    valid without the optimizer. Their names are torch's and "master". Set them
-    by `load_state_dict` only.
+    valid after the optimizer is deleted. Their names are torch's and "master".
+    Set them by `load_state_dict` only.
 
     Args:
       params: parameters, named parameters or groups, as for torch's AdamW:
@@ -54,8 +54,8 @@ class AdamW(torch.optim.AdamW):
         of DTensors are updated.
       lr, betas, eps, weight_decay: as for torch's AdamW; numbers, no tensors.
       amsgrad, maximize: refused if True.
-      session: leases the host memory; its GPU computes the updates; keep it
-        open. None: the optimizer opens one on the first parameter's device.
+      session: leases the host memory, computes the updates on its GPU, and must
+        stay open. None: the optimizer opens one on the parameters' device.
 
     Raises:
       ValueError: torch's AdamW refuses a number.
@@ -124,8 +124,8 @@ class AdamW(torch.optim.AdamW):
         """Copies states of this class or of torch's AdamW into host memory.
         Raises ValueError if the groups or the parameters' shapes differ; then
         groups' options may have been loaded, but no states."""
-        # torch would cast tensors to the parameters' device and dtype, but
-        # does not look into functions in place of states.
+        # torch casts state tensors to the parameters' device and dtype. So the
+        # states are wrapped in functions, into which torch does not look.
         with self.register_load_state_dict_pre_hook(lambda _, given: {
                 **given, "state": {key: functools.partial(dict, values) for
                                    key, values in given["state"].items()}}):
@@ -149,7 +149,6 @@ class AdamW(torch.optim.AdamW):
                           "parameters, and load this one's state_dict()")
 
     def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Leases states for the parameters that have none yet."""
         new = [(p, _local(p, p), _count(p)) for p in parameters
                if p not in self._views]
         if not new:
@@ -194,7 +193,7 @@ class AdamW(torch.optim.AdamW):
             params.append(masters[0] if masters else values)
             grads.append(_gradient(p)[piece.start:piece.stop].float())
             step = self._state[p]["step"]
-            # adamw increments every `step`; only that of the last piece counts.
+            # adamw increments `step` for each piece; only the last one counts.
             steps.append(step if piece.last else step.clone())
         beta1, beta2 = group["betas"]
         adamw(params, grads, [states[0] for _, states in updates],
@@ -209,7 +208,7 @@ class AdamW(torch.optim.AdamW):
         for group in self.param_groups:
             for name in "amsgrad", "maximize", "capturable", "differentiable":
                 if group.get(name):
-                    raise Unsupported("AdamW", f"{name}=True is not built",
+                    raise Unsupported("AdamW", f"{name}=True is not supported",
                                       "leave it out, or take torch's AdamW")
             if isinstance(group["lr"], torch.Tensor):
                 raise Unsupported("AdamW", "lr is a tensor, which torch's "
@@ -221,13 +220,13 @@ def _count(p: torch.Tensor) -> int:
 
 
 def _follow(master: torch.Tensor, values: torch.Tensor) -> None:
-    """Sets `master` to `values` where it does not round to `values`."""
+    """Sets `master` to `values` where `master` does not round to `values`."""
     same = master.to(values.dtype).view(torch.int16) == values.view(torch.int16)
     master.copy_(torch.where(same, master, values.float()))
 
 
 def _local(tensor: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """Returns this rank's values of `tensor`, first redistributed as `p` is."""
+    """Returns this rank's values of `tensor`, sharded as `p` is."""
     if not isinstance(tensor, DTensor):
         return tensor.detach()
     if tensor.placements != p.placements:
@@ -279,8 +278,8 @@ def _check_given(p: torch.Tensor, values: Mapping[str, Any]) -> None:
         if (value.shape, isinstance(value, DTensor)) != (
                 p.shape, isinstance(p, DTensor)):
             raise invalid(f"load_state_dict: {name} is {shown(value)}, its "
-                          f"parameter {shown(p)}: they must have one shape, and "
-                          "be DTensors or not")
+                          f"parameter {shown(p)}: they must have one shape, "
+                          "and both or neither must be a DTensor")
 
 
 def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:

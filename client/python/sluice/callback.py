@@ -11,7 +11,7 @@ from sluice.streaming import of, stream, unstream
 
 
 class SluiceCallback(TrainerCallback):
-    """Streams a Trainer's model until its training ends, and adds to the
+    """Streams a Trainer's model until `train()` ends, and adds to the
     Trainer's logs the peak of host bytes and the number of streamed forwards:
     `sluice_host_peak_bytes`, `sluice_steps`.
 

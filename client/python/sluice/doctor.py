@@ -1,5 +1,4 @@
-"""Checks what is installed and whether it works. Each finding is one line; that
-of a failed check ends with the remedy."""
+"""Checks what is installed and whether it works. Each finding is one line."""
 from __future__ import annotations
 
 import dataclasses
@@ -69,7 +68,7 @@ def _cuda() -> str:
             return f"{torch.version.cuda}, and no GPU on this machine"
         raise RuntimeError(
             f"{torch.version.cuda}, which finds no GPU though there is one: see "
-            "nvidia-smi, and whether its driver is new enough for this torch")
+            "nvidia-smi, and whether the driver is new enough for this torch")
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return (f"{torch.version.cuda}, NCCL {nccl}, {torch.cuda.device_count()} "
             "GPUs that this process sees")
@@ -82,8 +81,8 @@ def _library(programs) -> str:
 
 def _of_the_machine(programs: Programs, socket: str | None
                     ) -> Iterator[Finding]:
-    """Yields sluicectl's findings about the machine and, with `socket`, its
-    failed checks of that daemon; nothing if sluicectl is missing."""
+    """Yields sluicectl's findings about the machine and, with `socket`, also
+    its failed checks of the daemon there. Yields nothing without sluicectl."""
     if programs.sluicectl is None:
         return
     asked = ["--socket", socket] if socket else []

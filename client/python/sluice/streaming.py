@@ -83,7 +83,7 @@ def stream(model: nn.Module | None = None,
         forwards and, up to rounding, with a run in two parts: "first": all in
         the first step, then one of each kind of layer per step; "always": all;
         "off": none.
-      min_tokens: shorter sequences are not streamed.
+      min_tokens: sequences of fewer tokens are not streamed.
       head: "whole": also with labels, the model's own head and loss run over
         all rows at once, with logits [B, S, vocabulary]; see `Stream.head`.
       group: a process group of ranks that share each sequence: pass the same
@@ -95,7 +95,7 @@ def stream(model: nn.Module | None = None,
       rerun: the fraction f (0 to 1) of a sequence's first tokens for which
         backward computes k, v and attention's results again, a layer at a
         time, instead of keeping them in the host. It costs f^2 of attention's
-        forward and f of the rest of the layers' ([Note: run again] in layer).
+        forward and f of all other work of layers ([Note: run again] in layer).
       kernel: for attention's blocks on a real GPU: "flash" or "cudnn" (bf16
         and fp16), "efficient", or "auto". For fp32 "auto" is efficient. For
         bf16 and fp16 it is cudnn on GPUs of compute capability 9.0 if heads
@@ -239,7 +239,7 @@ def _adapter(model: nn.Module | None, how: Fields) -> Adapter | OwnLayers:
 
 
 def _attached(made: Stream, adapter: Patched) -> str:
-    head = {"rows": "head and loss by rows", "none": "the rest as it is",
+    head = {"rows": "head and loss by rows", "none": "no head streamed",
             "whole": "head and loss whole"}[made.head]
     device, kernel = made.arena.device, made.kernel
     where = made.session.socket + (

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    model: str  # its class
+    model: str  # class name
     exact: bool
-    said: str  # what was streamed, or why it was refused and what to do
+    said: str  # what was streamed, or the reason of the refusal and a remedy
 
 
 @takes("probe", folder=PATH)
@@ -69,6 +69,6 @@ def _config(folder: pathlib.Path) -> PretrainedConfig:
 def _reading(folder: pathlib.Path) -> Iterator[None]:
     try:
         yield
-    except Exception as error:  # a config's fields may raise anything
+    except Exception as error:  # a wrong config may raise any exception
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise invalid(f"{folder}/config.json: {said[0]}") from error

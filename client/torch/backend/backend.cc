@@ -34,7 +34,7 @@ constexpr Backend::Traits kCpuTraits = {
     .name = "cpu", .blocks_in_fp32 = true, .causal_rows = 256, .tile_rows = 64};
 
 // --- a token-local function, divided among ATen's threads ------------------
-// Returns the number of units: rows, parts of rows, or elements.
+// Returns the number of units to divide: rows, parts of rows, or elements.
 int64_t Rows(const ops::RmsNormShape& shape) { return shape.parts(); }
 int64_t Rows(const ops::RopeShape& shape) { return shape.rows; }
 int64_t Rows(const ops::SwigluShape& shape) { return shape.elements; }

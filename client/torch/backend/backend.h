@@ -1,9 +1,9 @@
 // The kernels of each device: attention and its merge, token-local math, and
-// bf16 products that are summed in fp32. Only this file chooses by device; all
-// other math is ATen's operators.
+// bf16 products that are summed in fp32. All other math is ATen's operators.
 //
-// Tensors are in head layout (attention_blocks.h), all on the backend's device.
-// The CPU's backend always exists, a GPU's while a CudaBackend of it lives.
+// Attention's tensors are in head layout (attention_blocks.h). All tensors are
+// on the backend's device. The CPU's backend always exists, a GPU's while a
+// CudaBackend of it lives.
 //
 // Throws what ATen throws. Thread safety: pure functions; call InstallBackend
 // while no thread computes on that GPU.
@@ -78,9 +78,9 @@ class Backend {
     // Blocks are computed in fp32 whatever the model's dtype, because this
     // device's attention would round a bf16 block's output before it is merged.
     bool blocks_in_fp32;
-    // A causal block of more rows is cut in halves, at multiples of
-    // `tile_rows`, because the device would compute most of what is above the
-    // diagonal. 0: causal blocks are not cut.
+    // A causal block of more than `causal_rows` rows is cut in halves, at
+    // multiples of `tile_rows`, because the device would compute most of what
+    // is above the diagonal. 0: causal blocks are not cut.
     int64_t causal_rows, tile_rows;
   };
 
@@ -90,7 +90,7 @@ class Backend {
   Backend& operator=(const Backend&) = delete;
   const Traits& traits() const { return traits_; }
 
-  // Unimplemented, in one line: no attention for this dtype or head size.
+  // Unimplemented: no attention for this dtype or head size.
   virtual absl::Status Check(at::ScalarType type, int64_t head_dim) const = 0;
 
   // Returns the attention kernel's name, for reports. REQUIRES: Check passed.

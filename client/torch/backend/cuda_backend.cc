@@ -25,8 +25,8 @@
 namespace sluice::runtime {
 namespace {
 
-// Calls one of torch's attention kernels in the terms of backend.h. The output
-// and its gradient are rounded to the dtype of q, as these operators take them.
+// One of torch's attention kernels, called with backend.h's arguments. Backward
+// gets the output and its gradient in the dtype of q, as the kernels take them.
 struct KernelCalls {
   AttentionResult (*attend)(const at::Tensor& q, const at::Tensor& k,
                             const at::Tensor& v, bool causal);

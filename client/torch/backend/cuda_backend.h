@@ -1,7 +1,7 @@
-// Computes a GPU's attention with one of torch's kernels
-// (planner/stream/attention_kernel.h), and merges blocks with Sluice's kernel,
-// on torch's current stream. Supports bf16 and fp32. Backward gets the merged
-// output in the model's dtype, because torch's kernels take no wider one.
+// A GPU's backend, on torch's current stream: attention by one of torch's
+// kernels (planner/stream/attention_kernel.h), its merge and token-local math
+// by Sluice's. Supports bf16 and fp32. Backward gets the merged output in the
+// model's dtype, because torch's kernels take no wider one.
 //
 // Thread safety: as Backend's. The compute thread opens and destroys it.
 #pragma once

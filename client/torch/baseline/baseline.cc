@@ -277,7 +277,7 @@ using LayerMember = at::Tensor LayerTensors::*;
 class Section {
  public:
   Section() = default;
-  // Adds, as parameters, those of `parts` that the layer has.
+  // Adds the tensors of `parts` that the layer has as parameters.
   Section(const LayerTensors& weights, const LayerTensors& gradients,
           std::initializer_list<std::span<const LayerMember>> parts) {
     for (const auto& members : parts) {
@@ -381,8 +381,8 @@ class Run {
   }
 
   // Computes the loss of `hidden` [rows, hidden] and, at once, its gradients,
-  // a few rows of logits at a time. Adds to the sum of losses on the device, so
-  // the host waits for none of the calls. Returns the gradient of `hidden`.
+  // a few rows of logits at a time. The sum of losses stays on the device, so
+  // the host does not wait. Returns the gradient of `hidden`.
   at::Tensor Loss(const at::Tensor& hidden, const at::Tensor& labels,
                   int64_t global_count) {
     const at::Tensor& weight = weights_.logits_weight();

@@ -52,7 +52,7 @@ class HostInputs {
     at::ScalarType dtype = at::kFloat;
     at::Device device;                     // of the fetched inputs
     client::CopyEngine* copies = nullptr;  // outlives the inputs
-    std::byte* host = nullptr;             // leased, HostBytes; outlives it
+    std::byte* host = nullptr;             // leased; outlives the inputs
     Bytes host_size;
   };
   // Returns the host memory that a step needs, to the byte.
@@ -99,7 +99,7 @@ struct BaselineOptions {
   BaselineMethod method = BaselineMethod::kRecompute;
   at::Device device;                   // of all tensors
   Collectives* collectives = nullptr;  // null: one rank; outlives the call
-  // Each layer is a segment, "layer.forward" or "layer.backward"; may be null.
+  // May be null. Marks layers as segments "layer.forward", "layer.backward".
   RegionAllocator* allocator = nullptr;
   // alst only.
   HostInputs* inputs = nullptr;  // of this model and rank; outlives the call

@@ -1,4 +1,4 @@
-// Exports the module's one symbol: TorchCuda
+// Exports sluice_torch_cuda, which returns a TorchCuda
 // (client/torch/memory/torch_cuda.h).
 
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -192,8 +192,8 @@ class RegionFront final : public CUDAAllocator {
     TORCH_CHECK(
         stream == stream_.stream(), what,
         " on a stream that is not the compute stream: the region's "
-        "blocks are reused in the order of that one alone; make the "
-        "other wait for it by events, and keep the tensor until it has");
+        "blocks are reused in the order of the compute stream alone; make the "
+        "other stream wait for it by events, and keep the tensor until then");
   }
 
   c10::Allocator* const region_;
@@ -201,7 +201,7 @@ class RegionFront final : public CUDAAllocator {
   CUDAAllocator* const former_;
 };
 
-// Torch accepts a device's next allocator only with at least this priority.
+// Torch replaces a device's allocator only by one of at least its priority.
 constexpr uint8_t kPriority = 100;
 
 class Module final : public TorchCuda {

@@ -1,4 +1,4 @@
-// See client/torch/ranks/collectives.h, which declares its only export.
+// Collectives over NCCL. client/torch/ranks/collectives.h has the only export.
 
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>

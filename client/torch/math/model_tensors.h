@@ -1,5 +1,5 @@
-// A model's tensors as plain structs: weights in the model's dtype, and
-// gradients of the same shape in fp32. The trainer owns the memory.
+// A model's tensors, their order and their initial values: weights in the
+// model's dtype, gradients of the same shape in fp32, in the trainer's memory.
 //
 // Thread safety: values (tensors are reference counted).
 #pragma once

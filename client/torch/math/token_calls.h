@@ -1,4 +1,4 @@
-// Calls of kernels/ops/token_math on tensors (internal to client/torch/math).
+// Helpers for calls of kernels with tensors (internal to client/torch/math).
 #pragma once
 
 #include <ATen/core/Tensor.h>

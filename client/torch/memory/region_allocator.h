@@ -1,10 +1,10 @@
 // The rank's HBM: once armed, it serves every c10 allocation of the process on
 // the device (on sim the CPU), on any thread, from a leased region. When memory
 // runs out, it throws c10::OutOfMemoryError with the bytes asked, used and
-// planned. Each block knows its allocator and place, so late frees and frees
-// from other threads are right. Leased host regions (ViewOf) and, on sim, a
-// HostScope's memory are not part of it. oneDNN, MKL and Gloo call malloc by
-// themselves and are not counted.
+// planned. A block is found by its address, so late frees and frees from other
+// threads are right. Leased host regions (ViewOf) and, on sim, a HostScope's
+// memory are not part of it. oneDNN, MKL and Gloo call malloc by themselves and
+// are not counted.
 //
 // On a GPU it is torch's CUDA allocator (torch_cuda.h). A freed block is reused
 // at once, which is right in the order of one stream: the current one when Arm
@@ -13,8 +13,8 @@
 // Planned segments. Between BeginSegment and EndSegment on the compute thread,
 // the k-th allocation of that thread goes to the plan's k-th offset. The pool
 // serves an allocation that does not match the plan (another size, too many, or
-// a living block still holds its place); these are counted, and the first one
-// is logged. RecordSegments records segments without a plan.
+// a living block still holds its place); such allocations are counted, and the
+// first one is logged. RecordSegments records segments without a plan.
 //
 // Layout of the region: [planned transient area | pool]. The pool fills from
 // the top, so the bottom stays free for the planned area. With SLUICE_POISON=1
@@ -80,21 +80,22 @@ class RegionAllocator final : public c10::Allocator {
 
   c10::Device device() const { return device_; }
 
-  // Installs this as c10's allocator of the device / restores the former one.
+  // Installs this as c10's allocator of the device.
   void Arm();
+  // Restores the former allocator.
   void Disarm();
 
   // Reserves the planned area (the lowest free place for `peak` bytes) and
-  // adopts the segments; none, and a peak of 0, unset the plan. On an error the
-  // former plan stays. ResourceExhausted: no such place; FailedPrecondition:
-  // blocks of the former plan are alive; InvalidArgument: the plan does not
-  // match these kinds.
+  // adopts the segments; without segments, and with a peak of 0, there is no
+  // plan. On an error the former plan stays. ResourceExhausted: no such place;
+  // FailedPrecondition: blocks of the former plan are alive; InvalidArgument:
+  // the plan does not match these kinds.
   absl::Status SetPlan(const std::vector<plan::SegmentPlan>& segments,
                        const std::vector<plan::SegmentKind>& kinds, Bytes peak);
 
-  // From now on, segments enqueue to `stream` of a GPU, and its clock times
-  // them. Only recording and timelines ask for times, and only methods that say
-  // so wait for the stream. `driver` outlives the allocator.
+  // From now on the clock of `stream`, a GPU's stream to which segments
+  // enqueue, times them. Only recording and timelines ask for times, and only
+  // methods that say so wait for the stream. `driver` outlives the allocator.
   void TimeSegmentsOn(device::Driver* driver, device::Stream stream);
   // Returns the failure of the stream's clock; times after it are missing.
   absl::Status times_fault() const;

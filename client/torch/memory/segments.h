@@ -29,9 +29,9 @@
 
 namespace sluice::runtime {
 
-// Records the requests of segments. Time is the count of requests and frees. A
-// buffer counts as held until the segment's end if it is alive then, or if
-// another thread freed it, because such a free comes at another time each run.
+// Records the requests of segments. A trace's time is the count of requests and
+// frees. A buffer counts as held until the segment's end if it is alive then,
+// or if another thread freed it: such a free comes at another time each run.
 //
 // Each kind keeps its last trace (the first may hold one-time allocations), the
 // least seconds and the number of executions.

@@ -12,8 +12,8 @@ namespace {
 constinit Mutex load_mutex;
 TorchCuda* loaded ABSL_GUARDED_BY(load_mutex) = nullptr;
 
-// Opens it globally, as `import torch` does, so that libraries that are opened
-// later find its symbols.
+// Opens `library` globally, as `import torch` does, so that libraries that are
+// opened later find its symbols.
 absl::Status OpenTorch(const std::string& library) {
   if (dlopen(library.c_str(), RTLD_LAZY | RTLD_GLOBAL) != nullptr) {
     return absl::OkStatus();

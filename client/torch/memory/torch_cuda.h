@@ -31,7 +31,7 @@ class TorchCuda {
   // null is the default stream). For CopyEngine::UseStream.
   virtual void* CurrentStream(c10::DeviceIndex device) const = 0;
 
-  // Sets the current stream to one that has another owner.
+  // Makes `stream`, which torch does not own, the calling thread's stream.
   virtual void SetCurrentStream(c10::DeviceIndex device, void* stream) = 0;
 
   // From now on `region` serves every CUDA allocation of the process, in the

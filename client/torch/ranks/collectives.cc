@@ -181,7 +181,7 @@ c10::intrusive_ptr<c10d::ProcessGroupGloo> MakeGroup(
   gloo->threads = 1;  // one collective at a time
   auto group =
       c10::make_intrusive<Gloo>(store, options.rank, options.world_size, gloo);
-  // applies once all ranks have connected
+  // This timeout applies once all ranks have connected.
   group->setTimeout(Milliseconds(options.timeout_s));
   return group;
 }

@@ -66,7 +66,7 @@ class Collectives {
   // wait for operations that still run.
   //
   // BeginSumScatter: each rank gets the sum of its own part; the other parts
-  // are undefined afterwards.
+  // are undefined afterwards. BeginGather: each rank gets all ranks' parts.
   virtual absl::Status BeginSumScatter(at::Tensor& tensor) {
     return EachPart(tensor, &Collectives::SumTo);
   }

@@ -1,6 +1,6 @@
 // A run's plan, and which ranks take a new one at a step boundary.
 //
-// A daemon's plan reaches its ranks at different moments. They take it
+// A daemon's plan reaches ranks at different moments. The ranks take it
 // together, once all have it: the step's sum over ranks carries all offers.
 //
 // Thread safety: pure functions.

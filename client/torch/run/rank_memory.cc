@@ -75,8 +75,8 @@ absl::StatusOr<std::unique_ptr<RankMemory>> RankMemory::Open(Options options) {
   const at::Device device = DeviceOf(limits.driver, limits.device);
   if (device.is_cpu() && options.attention != stream::AttentionKernel::kAuto) {
     return absl::UnimplementedError(fmt::format(
-        "attention by {} is a real GPU's, and this node's are simulated, where "
-        "the CPU's flash attention computes: ask for auto",
+        "attention by {} needs a real GPU, and this node's GPUs are simulated, "
+        "where the CPU's flash attention computes: ask for auto",
         stream::Name(options.attention)));
   }
   std::unique_ptr<RankMemory> memory(

@@ -10,7 +10,7 @@
 
 namespace sluice::runtime {
 
-// A step's weights; the trainer (sluice-train, FSDP2) owns them.
+// A step's weights; the trainer owns them.
 class WeightSource {
  public:
   virtual ~WeightSource() = default;

@@ -78,7 +78,7 @@ StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   }
   spare_.reset();
   const Bytes most = MostBytes(options), room = context_.memory->host_room();
-  if (most > room) {  // the rest is the share of other ranks
+  if (most > room) {  // memory beyond `room` is the share of other ranks
     SLUICE_ASSIGN_OR_RETURN(spare_, context_.memory->LeaseHost(needed));
     return nullptr;
   }
@@ -184,7 +184,7 @@ void StreamedStepper::Ask(const Round& round,
                       planned.fractions.keep == *c.given.keep
                   ? planned.why
                   : fmt::format(
-                        "{} swapped, {} kept: less than planned, for "
+                        "{} swapped, {} kept: less than planned, because "
                         "another rank or transient buffers need it",
                         *c.given.swap, *c.given.keep);
     }

@@ -52,9 +52,9 @@ class Slot {
   int64_t used_ = 0;
   size_t taken_ = 0;
   std::vector<std::byte*> resident_;  // by field; null: in the slot
-  client::Ticket ready_;              // fetch ring: its bytes have arrived
-  client::Ticket last_use_;           // then the slot may be written again
-  bool blocked_ = false;              // fetch ring: until FetchRing::Unblock
+  client::Ticket ready_;     // fetch ring: the slot's bytes have arrived
+  client::Ticket last_use_;  // once reached, the slot may be written again
+  bool blocked_ = false;     // fetch ring: until FetchRing::Unblock
 };
 
 // The ring has slots * slot_bytes, 64-byte aligned, the first slot at the end.
@@ -197,6 +197,7 @@ class RowWriter {
   ChunkBuffer& to_;
 };
 
+// Reads a class's rows in backward.
 class RowReader {
  public:
   RowReader() = default;

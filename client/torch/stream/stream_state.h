@@ -136,9 +136,9 @@ absl::Status LayerForward(StreamState& state, const LayerTensors& weights,
                           int64_t layer, bool again);
 
 // Consumes what forward saved, adds to `gradients`, and turns `gradient` from
-// dY into dX. `next_input` is the input of the layer below if its backward
-// comes next: its first fetches are issued while this layer's last chunk is
-// computed.
+// dY into dX. `next_input` is the input of the layer below if that layer's
+// backward is next: the first fetches of that backward are issued while this
+// layer's last chunk is computed.
 absl::Status LayerBackward(StreamState& state, const LayerTensors& weights,
                            LayerTensors& gradients, ChunkHandle& input,
                            ChunkHandle& gradient, int64_t layer,

@@ -187,7 +187,7 @@ class AttentionBackward {
     return true;
   }
 
-  // Returns false until the sums after the former outer chunk have been sent.
+  // Returns false until the sums after the previous outer chunk were sent.
   bool FetchGradients(const stream::Block& block, Fetch& fetch) {
     const int64_t outer = OuterOf(block), inner = InnerOf(block);
     const bool first = outer == outer_.front();
@@ -276,7 +276,7 @@ class AttentionBackward {
                         query_sum, key_sum,
                         {sums.q, first(sums.k), first(sums.v)});
     if (!diagonal) return;
-    // The inner side's gradients are complete after the diagonal.
+    // The inner side's gradients are complete after the diagonal block.
     for (size_t s = 0; s < inner.size(); ++s) {
       if (shape_.resident(summed_[s])) continue;
       state_.sum(summed_[s], i).copy_(inner[s]);

@@ -363,8 +363,8 @@ class Backward {
   ChunkHandle& input_;
   ChunkHandle& gradient_;  // dY, then dX2, then dX, chunk by chunk in place
   ChunkHandle* const next_input_;  // null: another phase is next
-  // The order of attention's outer chunks, so that the first chunks of a phase
-  // were finished first in the phase before.
+  // Attention's outer chunks. A phase begins with the chunks that the phase
+  // before finished first.
   const std::vector<int64_t> order_;
   std::optional<AttentionBackward> attention_;
 };

@@ -1,5 +1,5 @@
 // A layer's forward, chunk by chunk: norm, projections, attention to all
-// earlier chunks, output projection, FFN; also of chunks that run again.
+// earlier chunks, output projection, FFN. Also runs chunks again for backward.
 #include <ATen/ops/add.h>
 
 #include "client/torch/exceptions.h"

@@ -100,7 +100,7 @@ def test_hidden_states_in_the_host_are_exact(session, repeats):
 @pytest.mark.parametrize("given, word", [
     (dict(sample=False), "without a sample"),
     (dict(between=lambda h: h * 2), "changed between layers or used twice"),
-    (dict(order=["0", "0"]), "a layer after it has answered")])
+    (dict(order=["0", "0"]), "the output of a layer after it")])
 def test_unsupported_hidden_states_on_host_are_refused(session, given, word):
     model, given = titan(layers=2), {"sample": True, **given}
     with pytest.raises(sluice.Unsupported, match=word):

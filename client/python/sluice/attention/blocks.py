@@ -10,11 +10,11 @@ reads grouped k, v without copies; a CUDA kernel of ATen (`gpu_blocks`); or
 `whole_scores`, if no kernel supports the block.
 
 [Note: strips] The CPU kernel walks whole tiles of 512 keys, also in a causal
-block: for 512 rows it computes everything above the diagonal too. So such a
-block runs in strips of rows, each with the keys up to its last row. Each row's
-o and lse are the same to the bit; for 512 rows the forward takes 0.75 of the
-time, the backward 0.76. Below 192 rows the kernel halves the height of its
-tiles, so shorter strips compute less but take longer.
+block: for 512 rows it computes everything above the diagonal too. So a causal
+block of at most 512 rows runs in strips of rows, each with the keys up to its
+last row. This changes no bit of o and lse; for 512 rows the forward takes 0.75
+of the time, the backward 0.76. Below 192 rows the kernel halves the height of
+its tiles, so shorter strips compute less but take longer.
 """
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from sluice.attention.whole_scores import Mask, Scores
 from sluice.base.precision import wide_dtype, widened
 from sluice.native import abi
 
-# Kernels with a backward that reads o in fp32; others read it in q's dtype.
+# Kernels with a backward that reads o in fp32, not in q's dtype.
 READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that has seen no key
-# Rows of a strip, and the most rows of a block that is cut into strips: with
-# more, tiles have 256 rows, and the kernel skips most tiles that no row sees.
+# _STRIP: rows of a strip. _CUT: most rows of a block that is cut. In a larger
+# block tiles have 256 rows, and the kernel skips most tiles that no row sees.
 _STRIP, _CUT = 192, 512
 
 
@@ -95,7 +95,7 @@ def _strips(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float
             ) -> tuple[Tensor, Tensor]:
     found = [_flash(q[:, :, rows], k[:, :, :rows.stop], v[:, :, :rows.stop],
                     mask, scale) for rows, mask in _cut(q)]
-    # In memory o is [B, c, H, Dv], as from the kernel and as layers need it.
+    # o is [B, c, H, Dv] in memory, as the kernel returns it and layers need it.
     return (torch.cat([o.transpose(1, 2) for o, _ in found], 1).transpose(
         1, 2), torch.cat([lse for _, lse in found], 2))
 
@@ -174,7 +174,7 @@ def sink_backward(do: Tensor, o: Tensor, lse: Tensor, sinks: Tensor) -> Tensor:
 
 def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
               asked: Kernel = "auto", part: bool = False) -> str:
-    """Returns the kernel of a block or of a `part` of one; see `kernel_for`."""
+    """Returns the kernel of a block or, if `part`, of a part of a block."""
     traits = (abi.BLOCK_PART * part
               | abi.BLOCK_WINDOW * isinstance(mask, Window)
               | abi.BLOCK_INTERVALS * isinstance(mask, Between)
@@ -185,7 +185,7 @@ def kernel_of(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
 
 
 def _wide(*tensors: Tensor) -> list[Tensor]:
-    """Widens the inputs of the CPU kernel. With bf16 inputs it would round each
-    block's result before the blocks are summed, an error that attention over
-    all keys at once does not have. A chunk is small enough to be widened."""
+    """Widens the inputs of the CPU kernel. With bf16 inputs the kernel would
+    round each block's result before the blocks are summed, an error that
+    attention over all keys at once does not have."""
     return [widened(t) for t in tensors]

@@ -1,15 +1,15 @@
-"""One block of attention on a CUDA device, by one of ATen's kernels. `blocks`
-describes the shapes and merges the blocks.
+"""Chooses the kernel for one block of attention, and runs ATen's kernels for
+CUDA devices. `blocks` describes the shapes and merges the blocks.
 
 Flash and cuDNN take and return o in q's dtype. So each block's o is rounded to
 that dtype before the merge in fp32, and the whole row's o before backward.
 
 [Note: efficient] In bf16 and fp16 the backward of the efficient kernel reads o
 with a row stride of heads * width, whatever the tensor's stride (o_strideM in
-torch's mem_eff_attention/kernel_backward.h), and does not check it: with
-another layout an H100 returned a dq with an error of 5 times its norm. In fp32
-torch multiplies o and `do` before the kernel. So o is passed with rows before
-heads in memory; torch copies `do`, and the kernel reads the strides of q, k, v.
+torch's mem_eff_attention/kernel_backward.h), and does not check that stride:
+with another layout an H100 returned a dq with an error of 5 times its norm. So
+o is passed with rows before heads in memory. torch copies `do`, and the kernel
+reads the strides of q, k and v. In fp32 torch itself reads o, in any layout.
 
 [Note: cuDNN] cuDNN's operators do not check their inputs: fp32 would be read
 as fp16 (`kernel_for` refuses it), and plans of backward are cached by the
@@ -38,7 +38,7 @@ from sluice.native import abi, daemon
 Kernel = Literal["auto", "flash", "efficient", "cudnn"]
 
 CPU, SCORES = "flash on the CPU", "whole scores"
-_LSE_ROWS = 32  # the efficient kernel pads lse to a multiple of these rows
+_LSE_ROWS = 32  # the efficient kernel pads lse to a multiple of so many rows
 
 
 def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
@@ -48,9 +48,9 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
     sluice_attention_kernel (client/sluice.h), which sluice-train uses too.
 
     Args:
-        element_bytes: of q, k and v; 0: their dtypes differ.
+        element_bytes: bytes of an element; 0 if the dtypes of q and v differ.
         width, value_width: head dimensions of q and k, and of v.
-        traits: `abi.BLOCK_...`.
+        traits: flags `abi.BLOCK_...`.
 
     Raises:
         Unsupported: the kernel asked for by name does not support the dtype or
@@ -72,8 +72,8 @@ def kernel_for(asked: Kernel, device: torch.device, element_bytes: int,
 
 
 def _is_deterministic() -> bool:
-    """Returns whether results must be the same to the bit each time. Then the
-    backwards of flash and efficient are deterministic; torch counts cuDNN's as
+    """Returns whether torch's deterministic mode is on. In it the backwards of
+    flash and efficient are deterministic; torch counts cuDNN's as
     nondeterministic (sdp_utils.cpp, check_cudnn_deterministic)."""
     return torch.are_deterministic_algorithms_enabled() and (
         not torch.is_deterministic_algorithms_warn_only_enabled())
@@ -140,7 +140,7 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
         return torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
             *_in_rows(do, q, k, v, o), lse.contiguous()[..., None], seed, seed,
             None, None, None, q.shape[2], k.shape[2], 0.0, causal, scale=scale)
-    # The kernel needs an infinite lse in rows of padding, and contiguous rows.
+    # The efficient kernel needs infinite lse in padding, and contiguous rows.
     padded = F.pad(lse, (0, -lse.shape[2] % _LSE_ROWS),
                    value=math.inf).contiguous()
     [o] = _in_rows(o)
@@ -152,7 +152,6 @@ def backward(kernel: str, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _window(mask: Whole | Window) -> dict[str, int]:
-    """Returns flash's arguments for a window; {} for other masks."""
     if not isinstance(mask, Window):
         return {}
     return {"window_size_left": mask.left,

@@ -1,4 +1,4 @@
-"""Masks that let each row see one interval of keys, and their blocks."""
+"""Masks in which each row sees one interval of keys, and their pieces."""
 from __future__ import annotations
 
 import enum
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sluice.base.errors import Unsupported
 
-# With fewer rows per document on average, one call with a mask is faster.
+# With fewer rows per document, one call with a mask is faster than many calls.
 LEAST_ROWS = 16
 
 
@@ -24,14 +24,14 @@ class Whole(enum.Enum):
 
 class Window(NamedTuple):
     """Sliding window: how many keys each row of a rectangle sees left and right
-    of its own key; None: all. The last row's own key is the last key."""
+    (None: all) of its own key. The last row's own key is the last key."""
 
     left: int
     right: int | None
 
     def reach(self, rows: range, keys: range, own: int) -> range:
-        """Returns the range of `keys` that `rows` see, one key at least. `own`
-        is the number of the first row's own key."""
+        """Returns the range of `keys` that `rows` see, at least one key. `own`
+        is the number of row 0's own key."""
         begin = min(max(rows.start + own - self.left, 0), keys.stop - 1)
         end = keys.stop if self.right is None else min(
             rows.stop + own + self.right, keys.stop)
@@ -47,8 +47,8 @@ class Window(NamedTuple):
 
 
 class Between(NamedTuple):
-    """The keys that each row of a block sees: `first` and `last` are [B, c],
-    or [1, c] if all batch rows are the same; `begin` is the block's first key.
+    """The first and last key that each row of a block sees: [B, c], or [1, c]
+    if all batch rows are the same. `begin` is the block's first key.
     (A mask tensor of all rows and keys would be as large as the scores.)"""
 
     first: Tensor
@@ -84,8 +84,8 @@ class Intervals:
 
     `first` and `last` are int64 [B, S], or [1, S] if all batch rows are the
     same, and are never written. Rows of padding may see nothing: their
-    interval is S .. -1, which lies in no block. `widest` is the longest
-    distance from a row to its first key, in tokens, both included.
+    interval is S .. -1, which lies in no block. `widest` is the largest number
+    of tokens from a row's first key to the row itself, both counted.
     """
 
     first: Tensor
@@ -96,7 +96,7 @@ class Intervals:
     def __post_init__(self) -> None:
         # Caches: all layers of a step have the same blocks.
         self._found: dict[tuple[range, range], list[Piece]] = {}
-        # By (id of a list of chunks, chunk). The list is held to keep its id.
+        # By (id of a list of chunks, index in it). Held lists keep their ids.
         self._seen_of: dict[tuple[int, int], tuple[list[range], list]] = {}
         self._within: dict[int, bool] = {}
 
@@ -116,8 +116,8 @@ class Intervals:
     @staticmethod
     def of(first: Tensor, last: Tensor, padding: Tensor | None) -> Intervals:
         """Returns the intervals first .. last, [B, S]. Rows with first > last
-        see nothing; raises `Unsupported` if `padding`, bool [B or 1, S], lacks
-        such a row."""
+        see nothing; raises `Unsupported` if such a row is not marked in
+        `padding`, bool [B or 1, S]."""
         length, blind = first.shape[1], first > last
         if not bool(blind.any()):
             blind = None
@@ -134,7 +134,7 @@ class Intervals:
             first, last = first[:1], last[:1]
         widest = int((torch.arange(length, device=first.device) - first
                       ).max()) + 1
-        if bool((first == 0).all()):  # the usual case
+        if bool((first == 0).all()):  # the usual case: needs no memory
             first = first.new_zeros(1, 1).expand_as(first)
         return Intervals(first, last.contiguous(), widest, blind)
 
@@ -144,7 +144,7 @@ class Intervals:
 
     def seen(self, chunks: list[range], m: int
              ) -> list[tuple[int, list[Piece]]]:
-        """Returns the chunks up to m that rows of m see, with their pieces."""
+        """Returns the indices of the chunks that chunk m sees, with pieces."""
         _, found = self._seen_of.get((id(chunks), m), (None, None))
         if found is None:
             found = [(i, self.pieces(chunks[m], chunks[i]))
@@ -156,10 +156,10 @@ class Intervals:
     def pieces(self, rows: range, keys: range) -> list[Piece]:
         """Returns the rectangles of `keys` that `rows` see, if any.
 
-        Off the diagonal a document's rows see one range of the keys; on it each
-        document has a causal square. A window is the rectangle of the keys that
-        it reaches. Other masks (documents in windows) are one piece with an
-        interval for each row.
+        Off the diagonal a document's rows see one range of the keys; on the
+        diagonal each document has a causal square. A window is the rectangle of
+        the keys that it reaches. Other masks (documents in windows) are one
+        piece with an interval for each row.
         """
         if (rows, keys) not in self._found:
             self._found[rows, keys] = self._cut(rows, keys)
@@ -167,7 +167,7 @@ class Intervals:
 
     @functools.cached_property
     def is_causal(self) -> bool:
-        """Whether each row sees itself and all rows before it."""
+        """Whether each row sees itself and all rows before it, and no other."""
         rows = torch.arange(self.last.shape[1], device=self.last.device)
         return bool(((self.first == 0) & (self.last == rows)).all())
 
@@ -190,8 +190,8 @@ def _whole(mask: Whole) -> Piece:
 
 def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> list[Piece]:
-    """Returns the pieces of one batch row: first, last [len(rows)]. If a row
-    sees none of the keys, its interval begins behind them."""
+    """Returns the pieces of one batch row; first, last [len(rows)]. Rows with
+    an interval that begins behind the keys get no piece."""
     starts, counts = (t.tolist() for t in torch.unique_consecutive(
         first.clamp(keys.start, keys.stop), return_counts=True))
     if len(counts) * LEAST_ROWS > len(rows) + LEAST_ROWS:
@@ -215,8 +215,8 @@ def _of_row(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
             keys: range) -> Piece:
-    """Returns one piece for a batch row that is not made of rectangles: a
-    window if the rows' intervals form one, else with an interval per row."""
+    """Returns one piece for intervals that form no rectangles: a window if they
+    form one, else a piece with an interval per row."""
     own = torch.arange(rows.start, rows.stop, device=last.device)
     width = int((own - first).max()) + 1
     diagonal = rows == keys
@@ -235,7 +235,6 @@ def _masked(batch: slice, first: Tensor, last: Tensor, rows: range,
 
 
 def _widest(piece: Piece, rows: int, keys: int) -> Piece:
-    """Replaces slices of all rows or all keys by slice(None)."""
     return piece._replace(
         rows=slice(None) if piece.rows == slice(0, rows) else piece.rows,
         keys=slice(None) if piece.keys == slice(0, keys) else piece.keys)

@@ -20,9 +20,9 @@ from torch import Tensor
 from sluice.attention.intervals import Intervals
 from sluice.base.errors import Unsupported
 
-# Random keys checked per row: so many anywhere, and so many near the row.
+# Number of random keys checked anywhere, and again near the row, for each row.
 SAMPLES = 16
-EVERYWHERE = 1 << 18  # a mask with at most so many places is checked at each
+EVERYWHERE = 1 << 18  # a mask of at most so many places is checked at each
 # A bias of at most this masks a key: its exponential is 0 in fp32.
 MASKED = -1e4
 ROWS = 8192  # rows evaluated at a time, to limit memory
@@ -59,7 +59,7 @@ def is_pure(function: Callable) -> bool:
 
 def _edges(ask: _Asker, row: Tensor, seed: Tensor, length: int, few: bool
            ) -> tuple[Tensor, Tensor]:
-    """Returns (first, last) of rows [B, n]. A row with keys sees key `seed`."""
+    """Returns (first, last) of rows [B, n], which see key `seed` or no key."""
     sees = (seed >= 0) & ask(seed.clamp(min=0), row)
     first = _edge(ask, row, low=torch.full_like(row, -1), high=seed)
     last = _edge(ask, row, low=row + 1, high=seed)
@@ -95,7 +95,7 @@ def dense(mask: Tensor, padding: Tensor | None = None) -> Intervals:
 def _not_intervals() -> Unsupported:
     return Unsupported(
         "attention mask", "a mask that is not, for each row, one interval of "
-        "keys that ends at or before it, the same for all heads",
+        "keys that ends at or before the row, the same for all heads",
         "use causal, sliding-window, chunked or document masks, or do not "
         "stream this model")
 
@@ -144,7 +144,7 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
             length: int, few: bool) -> None:
     """Raises `Unsupported` if the mask differs from the intervals. Checks all
     places if they are `few`, as in the probe of a model; else, for the first
-    and last head, the key after each row and random keys, equal in all runs."""
+    and last head, the key after each row, and random keys (seeded)."""
     shape = row.shape
     heads: Iterable[int] = range(ask.heads)
     if few:
@@ -154,7 +154,7 @@ def _verify(ask: _Asker, row: Tensor, first: Tensor, last: Tensor,
         generator = torch.Generator().manual_seed(length + int(row[0, 0]))
         anywhere = torch.randint(length, (*shape, SAMPLES),
                                  generator=generator).to(row.device)
-        # Far keys are mostly right by chance, so half of the samples are near.
+        # Far keys rarely show a wrong interval, so half of the keys are near.
         near = (row[..., None] + anywhere % 64 - 32).clamp(0, length - 1)
         after = (row[..., None] + 1).clamp(max=length - 1)
         keys = torch.cat([anywhere, near, after], dim=-1)

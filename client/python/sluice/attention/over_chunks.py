@@ -33,14 +33,15 @@ class Site:
     chunks: list[range]
     kernel: Kernel = "auto"  # requested for blocks on a GPU
     blocks_run: int = 0
-    kernels: set[str] = field(default_factory=set)  # those that ran
-    heads: tuple[int, int] = (0, 0)  # of q, and of k and v, on this rank
+    kernels: set[str] = field(default_factory=set)  # kernels that ran
+    heads: tuple[int, int] = (0, 0)  # heads of q, of k and v, on this rank
     # k and v in one copy: [B, Hkv, c, D + Dv].
     kv: dict[int, HostTensor] = field(default_factory=dict)
     widths: tuple[int, int] = (0, 0)  # D, Dv
-    # The bytes of lse [B, H, c], then of o [B, c, H, Dv], as layers need it.
+    # The bytes of lse [B, H, c], then of o [B, c, H, Dv].
     o: dict[int, HostTensor] = field(default_factory=dict)
-    dkv: dict[int, HostTensor] = field(default_factory=dict)  # fp32
+    # dk and dv from later chunks, summed in fp32.
+    dkv: dict[int, HostTensor] = field(default_factory=dict)
 
     def release(self) -> None:
         for kept in (self.kv, self.o, self.dkv):
@@ -93,7 +94,7 @@ class Site:
         return self._with(chunk, dk, dv).split_with_sizes(self.widths, -1)
 
     def _with(self, chunk: int, dk: Tensor, dv: Tensor) -> Tensor:
-        """Removes the sums so far from the host; returns them plus one part."""
+        """Removes the chunk's sums from the host; returns them plus dk, dv."""
         both = self.arena.get(self.dkv[chunk], dk.device)
         for total, part in zip(both.split_with_sizes(self.widths, -1),
                                (dk, dv)):
@@ -108,10 +109,10 @@ class Question:
 
     site: Site
     chunk: int
-    replay: bool  # second forward: o and lse are kept already
+    replay: bool  # the layer's second forward: o and lse are in the host
     mask: Intervals
     scores: blocks.Scores
-    # In a replay: k and v were not computed again; use the kept ones.
+    # In a replay: k and v were not computed again; fetch them from the host.
     without_kv: bool = False
 
 
@@ -200,7 +201,7 @@ def _forward(question: Question, q: Tensor, k: Tensor, v: Tensor,
 def _with_piece(question: Question, piece: Piece,
                 seen: tuple[Tensor, Tensor] | None, q: Tensor, k: Tensor,
                 v: Tensor, kernels: set[str]) -> tuple[Tensor, Tensor]:
-    """Returns (o, lse) over the keys so far and a piece's; notes its kernel."""
+    """Returns (o, lse) of `seen` and `piece`; adds the kernel to `kernels`."""
     b, r, c, mask = piece
     site = question.site
     kernels.add(blocks.kernel_of(q, k[b, :, c], v, mask, question.scores,
@@ -248,7 +249,7 @@ def _backward(question: Question, do: Tensor, q: Tensor, k: Tensor, v: Tensor,
 def _block_backward(question: Question, pieces: list[Piece], dq: Tensor | None,
                     do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor,
                     lse: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns dq so far plus this block's, and dk, dv of the block."""
+    """Returns `dq` plus this block's dq, and dk, dv of the block."""
     if len(pieces) == 1 and pieces[0].is_whole_block:
         gq, gk, gv = blocks.backward(do, q, k, v, o, lse, pieces[0].mask,
                                      question.scores, question.site.kernel)
@@ -269,7 +270,7 @@ def _block_backward(question: Question, pieces: list[Piece], dq: Tensor | None,
 def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
     """Raises `Unsupported` for attention dropout in `module` or in one of its
     modules, and names where it is set. A config is read only when a model is
-    made, so for an existing model the remedy names its modules."""
+    made, so for an existing model the remedy names modules."""
     parts = list(module.modules())
     places = [(name, type(part).__name__) for part in parts for name, value in (
         *vars(part).items(), *((f"{n}.p", getattr(child, "p", None))
@@ -280,8 +281,8 @@ def refuse_dropout(module: nn.Module, p: float) -> NoReturn:
               if "drop" in name and value == p]
     remedies = []
     if places:
-        # Other attributes may have the same value: names with "att" come
-        # first. Some modules have the value twice.
+        # Dropout outside attention may have the same value, so names with "att"
+        # come first. Some modules have the value in two attributes.
         ranks = {place: ("att" in place[0], "att" in place[1].lower())
                  for place in places}
         best, (_, kind) = max((rank, place) for place, rank in ranks.items())

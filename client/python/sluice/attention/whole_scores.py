@@ -4,8 +4,8 @@ keys of a row to memory. `blocks` describes the shapes and merges the blocks.
 [Note: strips of scores] The scores of a block in fp32 take 256 MiB per head for
 8,192 rows and keys. So some rows of some heads are computed at a time, a strip
 with at most BYTES of scores. Forward holds one tensor of that size, backward
-two, and a softcap needs one more; besides, both hold the strip's q, k and v in
-fp32 and its mask, a few bytes for each score of one head. A strip's rows are
+two, and a softcap needs one more. Each also holds the strip's q, k and v in
+fp32, and a mask of a few bytes for each score of one head. A strip's rows are
 multiplied only with the keys that the mask reaches. Heads that share k and v
 are rows of one product, so k and v are never repeated, and backward's product
 sums their gradients.
@@ -24,11 +24,11 @@ from torch import Tensor
 from sluice.attention.intervals import Between, Whole, Window
 from sluice.base.precision import wide_dtype
 
-BYTES = 256 << 20  # of a strip's scores, over all its heads
+BYTES = 256 << 20  # most bytes of a strip's scores, over all its heads
 # Most rows of a strip. To fit into BYTES a strip first gets fewer heads, then
 # fewer rows, because with fewer rows k and v are read more often. Under a
-# window, more rows reach more keys: on a CPU strips of 256 instead of 1024 rows
-# took a third of the time with a window of 256 keys, and no more without one.
+# window, more rows reach more keys: on a CPU strips of 256 rows took a third of
+# the time of 1024 rows with a window of 256 keys, and as long without a window.
 _ROWS = 256
 _UNSEEN = -math.inf
 
@@ -78,7 +78,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores
     """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     batch, heads, rows, _ = q.shape
     wide, groups = wide_dtype(q), k.shape[1]
-    # [B, c, H, Dv] in memory, as layers need it.
+    # o is [B, c, H, Dv] in memory, as layers need it.
     o = q.new_empty(batch, rows, heads, v.shape[-1], dtype=wide).transpose(1, 2)
     lse = q.new_empty(batch, heads, rows, 1, dtype=wide)
     for strip in _strips_of(q, k):
@@ -152,8 +152,8 @@ def _scaled(rows: Tensor, scores: Scores) -> Tensor:
 
 def _scores(rows: Tensor, keys: Tensor, seen: Tensor | None, scores: Scores
             ) -> tuple[Tensor, Tensor | None]:
-    """Returns the scores [b, g, share, r, n'], -inf for unseen keys, and, with
-    a softcap, the tanh that was multiplied by it."""
+    """Returns the scores [b, g, share, r, n'], -inf for unseen keys; and, with
+    a softcap, tanh(score / softcap)."""
     s, bent = _product(rows, keys.transpose(-1, -2)), None
     if scores.softcap is not None:
         bent = s.div_(scores.softcap).tanh_()

@@ -14,7 +14,7 @@ from sluice.base.arguments import Kind, a
 
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 IGNORED = -100  # label of a row that is left out of the loss
-# Dictionary through which layers pass tensors [B, heads, S, D] to later ones.
+# Dictionary argument by which layers hand on tensors [B, heads, S, D].
 HANDED = "shared_kv_states"
 
 MODULE = a(nn.Module, "a torch.nn.Module")
@@ -36,7 +36,7 @@ class Argument(NamedTuple):
     rows: int | None = None
     # Dimension along which the ranks of a group split a decoder's argument.
     dealt: int | None = None
-    cut: bool = False  # the decoder's code around its layers may get a chunk
+    cut: bool = False  # code before and after the layers may get a chunk of it
     mask: bool = False
     cache: bool = False  # a cache, which streaming does not support
     packed: bool = False  # only describes packed documents

@@ -1,6 +1,6 @@
 """Validates the arguments of public calls: `takes` declares the `Kind` of each
-argument. Another value is refused before the call begins, in one line that
-names the call, the argument, the value given and the values allowed."""
+argument. A value of another kind is refused before the call begins, in one line
+that names the call, the argument, the value and the allowed values."""
 from __future__ import annotations
 
 import functools

@@ -33,7 +33,7 @@ class Error(RuntimeError):
     Attributes:
         status: kind of failure; `Status.RESOURCE_EXHAUSTED`: a lease exceeds
             the budget or the pool; `Status.UNAVAILABLE`: the daemon is gone.
-        line: message of the library or the daemon.
+        line: the message without the status.
     """
 
     def __init__(self, status: int, line: str) -> None:

@@ -1,4 +1,4 @@
-"""Interfaces of a model: `hf` implements them, lower rooms use them."""
+"""Interfaces of a model: `hf` implements them, the rooms below it use them."""
 from __future__ import annotations
 
 import contextlib
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 class WholeKind:
     """Layers of a class that run whole ([Note: whole layers], whole_layers)."""
 
-    name: str  # of the class
+    name: str  # class name of the layers
     why: str  # the property that rules out running them by chunks
     own_attention: bool = False  # they use the model's attention and masks
     # Device memory that backward of one such layer holds, per token of the

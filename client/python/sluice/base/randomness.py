@@ -101,9 +101,9 @@ class Still(TorchDispatchMode):
         return out.copy_(torch.as_tensor(still(given, out)))
 
 
-# Maps each random function to its fixed result, which depends on the function's
-# arguments: a comparison shall notice arguments that depend on the number of
-# rows. Dropout calls bernoulli_, except on CUDA (native_dropout).
+# Maps each random function to its fixed result. The result depends on the
+# function's arguments, so that a comparison notices arguments that depend on
+# the number of rows. Dropout calls bernoulli_, on CUDA native_dropout.
 _STILL: dict[str, Callable[[dict, Tensor], Any]] = {
     "bernoulli": lambda given, out: 1,
     "rand": lambda given, out: 0.5,

@@ -23,7 +23,7 @@ from sluice.node import calls, plain_layers, scoring
 from sluice.node.calls import Call
 from sluice.node.step import current
 
-# Calls with any other argument run the model's own head and loss on all rows.
+# A call with an argument outside this set runs head and loss on all rows.
 _KNOWN = frozenset(argument_table.those("loss"))
 
 
@@ -42,14 +42,14 @@ class Causal:
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
-        self._tried: list[Any] = []  # _calls() at the last _sums_rows()
+        self._tried: list[Any] = []  # `_calls` when `_sums_rows` ran last
         self._adds_up = False
         self._inside = Inside(lambda: [
             m for m in self.head.modules() if m is not causal])
 
     @staticmethod
     def fits(causal: nn.Module, decoder: nn.Module) -> bool:
-        """Returns whether `causal` has a loss, and a base with `decoder`."""
+        """Returns whether `causal` has a loss, and `decoder` in its base."""
         base = causal._modules.get(getattr(causal, "base_model_prefix", ""))
         return (base is not None and causal is not decoder
                 and any(m is decoder for m in base.modules())
@@ -123,7 +123,7 @@ class Causal:
 
     def _loss_adds_up(self) -> bool:
         """Returns whether the loss function is a sum over rows divided by a
-        count. Tries again if a library has replaced a function called by it."""
+        count. Tries again if a library has replaced one of its callees."""
         called = _calls(self.causal.loss_function)
         if not called or list(map(id, called)) != list(map(id, self._tried)):
             self._tried, self._adds_up = called, self._sums_rows()

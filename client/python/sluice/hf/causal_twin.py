@@ -1,6 +1,6 @@
 """Twins of causal models (see [Note: twins] in twin).
 
-A small twin has the fewest first layers that contain each kind, and a
+A small twin has as many of the first layers as contain each kind, and a
 vocabulary of the tokens that trials use. It refuses to run modules outside
 decoder and head (an image tower). If its trials fail, a whole twin is tried.
 """
@@ -21,19 +21,19 @@ from sluice.node.setting import plain_class
 from sluice.proof.captured_calls import first_of_kind, refusing
 from sluice.proof.twin import Hollow, Twin, fit_vocabulary
 
-LEAST = 2  # layers, if the model has two, so that code between them runs too
-TOKENS = 512  # in a small vocabulary; trials use ids below 500
+LEAST = 2  # least layers of a small twin, so that code between layers runs
+TOKENS = 512  # vocabulary of a small twin; trials use ids below 500
 
 
 class Parts(NamedTuple):
     causal: Any
     decoder: Any
     layers: nn.ModuleList
-    is_small: bool = False  # a small twin
+    is_small: bool = False
 
 
 class Twins:
-    """Makes twins of one model. `forwards` is the argument of `Twin`."""
+    """Makes twins of one model. `forwards` is passed to `Twin`."""
 
     def __init__(self, causal: nn.Module, decoder: PreTrainedModel,
                  layers: nn.ModuleList, forwards: Mapping[nn.Module, Any]):
@@ -50,7 +50,7 @@ class Twins:
             LEAST, max(first_of_kind(layers)) + 1))
 
     def sizes(self) -> Iterator[bool]:
-        """Yields True for a small twin, if that would differ, then False."""
+        """Yields True if a small twin differs from a whole one, then False."""
         if self._idle or self._tokens > TOKENS or (
                 self._fewest < len(self._model.layers)):
             yield True
@@ -58,8 +58,8 @@ class Twins:
 
     @contextlib.contextmanager
     def made(self, small: bool, device: torch.device) -> Iterator[Parts]:
-        """Yields a twin in train mode; call it within `probe.trying`. Frees its
-        weights at the end, because reference cycles would keep them."""
+        """Yields a twin in train mode; call it within `probe.trying`. Frees the
+        twin's weights on exit, because reference cycles would keep them."""
         parts = refusing(self._model.causal, "its twin cannot be made",
                          lambda: self._made(small, device))
         try:
@@ -131,7 +131,7 @@ def find_decoder(model: nn.Module) -> tuple[PreTrainedModel, nn.ModuleList]:
 
 
 def around(decoder: nn.Module, causal: nn.Module) -> list[nn.Module]:
-    """Returns the models in the causal one around the decoder, outer first."""
+    """Returns the models between `causal` and the decoder, outermost first."""
     return [m for m in causal.modules()
             if isinstance(m, PreTrainedModel) and m is not causal
             and m is not decoder and any(d is decoder for d in m.modules())]

@@ -1,5 +1,5 @@
-"""Finds changes to a model after stream(): layers that were put into it are
-refused, hooks and modules in its layers are tried again."""
+"""Finds changes to a model after stream(): new layers are refused; layers with
+new hooks or modules inside are probed again."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ AGAIN = "unstream(), change the model, and stream it again"
 
 
 class Held:
-    """Detects layers put into the model later, which would run unstreamed."""
+    """Detects layers put into the model after stream(): they run unstreamed."""
 
     def __init__(self, layers: Iterable[nn.Module],
                  held: Callable[[], Iterable[nn.Module]]):
@@ -28,7 +28,7 @@ class Held:
 
     @staticmethod
     def of(layers: object) -> Held:
-        """Returns a `Held` of layers; it checks only containers of torch."""
+        """Returns a `Held` of `layers`; only torch's containers are checked."""
         if isinstance(layers, nn.ModuleDict):
             return Held(layers.values(), layers.values)
         return Held(layers, lambda: layers) if isinstance(
@@ -45,8 +45,8 @@ class Held:
 
 
 class Inside:
-    """Detects other modules, hooks and instance forwards since `take`. Ignores
-    FSDP2's hooks, which run around all rows."""
+    """Detects changes of modules, hooks and instance forwards since `take`.
+    Ignores FSDP2's hooks, which run around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -54,7 +54,7 @@ class Inside:
 
     @staticmethod
     def of(layers: Iterable[nn.Module]) -> Inside:
-        """Watches modules within layers: a layer's own hooks see all rows."""
+        """Watches modules inside layers: a layer's own hooks see all rows."""
         layers = list(layers)
         return Inside(lambda: (m for layer in layers
                                for m in layer.modules() if m is not layer))
@@ -89,7 +89,7 @@ def _is_a_users(hook: Callable) -> bool:
 
 
 def check_base(causal: nn.Module, base: nn.Module, decoder: nn.Module) -> None:
-    """Raises `Unsupported` if `base`, the head's, does not have `decoder`."""
+    """Raises `Unsupported` if the head's `base` does not contain `decoder`."""
     if all(module is not decoder for module in base.modules()):
         raise Unsupported(causal, f"its {type(base).__name__} came after "
                           "sluice.stream, and is not streamed", AGAIN)

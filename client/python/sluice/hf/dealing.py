@@ -1,15 +1,15 @@
 """Runs a decoder's forward on one rank's rows of a shared sequence.
 
 [Note: whole arguments]
-The arguments that a model passes to its layers with the hidden states depend on
-the whole sequence: masks find documents where positions restart, rotary tables
-may depend on the greatest position. So the decoder's own forward runs twice: on
-the whole sequence, with zeros as embeddings and recorders of arguments as
-layers, until the last layer; and on this rank's rows, with their positions in
-the whole sequence, where each layer gets its rows of the recorded arguments.
-Only hidden states, arguments that need a gradient, and arguments computed from
-embeddings come from the second run. In `stream()` `dealing_trial` finds these
-arguments, and refuses models that compute positions themselves.
+The arguments that a model passes to its layers beside the hidden states depend
+on the whole sequence: masks find documents where positions restart, rotary
+tables may depend on the greatest position. So the decoder's own forward runs
+twice. The first run has the whole sequence, zeros as embeddings, and as layers
+recorders of their arguments; it ends at the last layer. The second run has this
+rank's rows with their positions in the whole sequence, and gives each layer
+these rows of its recorded arguments. Only hidden states, arguments that need a
+gradient, and arguments computed from embeddings come from the second run.
+`dealing_trial` finds them, and refuses models that make their own positions.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _INPUTS = argument_table.those("dealt")
 
 
 class Dealing:
-    """Runs a model on a rank's rows. `dealing_trial` sets the attributes."""
+    """Runs a model on a rank's rows; `dealing_trial` sets its findings here."""
 
     def __init__(self, adapter: Model, ends: Ends, accepts: Collection[str]):
         self.adapter, self.stream, self.accepts = adapter, ends.stream, accepts
@@ -46,7 +46,7 @@ class Dealing:
         self.layers = list(adapter.layers)  # before anything wraps them
         # Arguments of layers that come from the run on a rank's own rows.
         self.made_of_rows: set[Place] = set()
-        # By argument of the model: why it cannot be dealt if it has zeros.
+        # Maps an argument that cannot be dealt if it has zeros to the reason.
         self.undealt: dict[str, str] = {}
         # Whether zeros in place of embeddings may be expanded from one number.
         self.expands = True
@@ -70,8 +70,8 @@ class Dealing:
 
     def forward(self, call: calls.Call, step: Step, given: dict[str, Any]
                 ) -> Any:
-        """Runs the decoder's own forward on this rank's rows of `given`, its
-        arguments for the whole sequence, within `step.engaged()`."""
+        """Runs the decoder's own forward on this rank's rows of `given` (the
+        arguments for the whole sequence), within `step.engaged()`."""
         entry, ranks = self.adapter.entry, step.ranks
         own = indices(step.own, step.device)
         call.own_rows = own

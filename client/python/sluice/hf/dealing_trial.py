@@ -16,7 +16,7 @@ from sluice.node.rows import leaf_of
 from sluice.node.step import chunks_of
 from sluice.ranks.groups import indices
 
-# Relative to a norm: matrix products of different sizes round differently.
+# Largest difference relative to the norm, in fp32 and in half precision.
 LIMIT, HALF_LIMIT = 1e-5, 2e-2
 
 # Tensors from a run without layers, each with its dimension of rows, if any.
@@ -25,7 +25,7 @@ Made = dict[Place | str, tuple[Tensor, int | None]]
 
 def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
     """Raises `Unsupported` if the model computes positions itself. Sets
-    `made_of_rows` and `undealt` of `dealing`."""
+    `made_of_rows`, `undealt` and `expands` of `dealing`."""
     given = {"input_ids": ids}
     all_ = _made(dealing, given)
     noted = _noted(dealing, given)
@@ -36,10 +36,9 @@ def check(dealing: Dealing, ids: Tensor, chunk: int) -> None:
     different = _different(dealing, given, all_, chunk)
     if different:
         raise Unsupported(dealing.adapter.entry, f"{different} not the same "
-                          "for a rank's rows of a sequence, given with their "
-                          "positions, as for the whole of it: it makes "
-                          "positions of its own", "do not use a group with "
-                          "this model")
+                          "for a rank's rows with their positions as for the "
+                          "whole sequence: the model makes positions of its "
+                          "own", "do not use a group with this model")
     if "attention_mask" in dealing.accepts:
         given["attention_mask"] = torch.ones_like(ids)
         given["attention_mask"][:, -ids.shape[1] // 3:] = 0

@@ -40,8 +40,8 @@ _DEVICE = 'stream it with hidden="device"'
 
 
 class Part:
-    """The modules that one end runs: `owners`, the decoder first. `others` also
-    run in the forward over all rows."""
+    """The modules that one end runs: `owners`, the decoder first. `others` are
+    modules that the forward over all rows runs too."""
 
     def __init__(self, owners: Sequence[nn.Module],
                  others: Sequence[nn.Module]):
@@ -52,16 +52,16 @@ class Part:
         return iter(self._owners)
 
     def units(self) -> list[nn.Module]:
-        """Returns the FSDP2 units but the decoder; see fsdp_units."""
+        """Returns the owners that are FSDP2 units, without the decoder."""
         return [m for m in self._owners[1:] if isinstance(m, FSDPModule)]
 
     def has_changed(self) -> bool:
-        """Returns whether a module has new hooks, which may count rows."""
+        """Returns whether an owner has a new hook or forward."""
         return self._inside.has_changed()
 
     def still(self) -> contextlib.AbstractContextManager:
-        """Restores what forwards on some rows change in the modules: rotary
-        embeddings, for example, remember the longest sequence."""
+        """Restores on exit what forwards on some rows change in `others`:
+        rotary embeddings, for example, remember the longest sequence."""
         return unchanged(self._others, contents=False)
 
 
@@ -71,18 +71,18 @@ class Ends:
     def __init__(self, adapter: Model, stream: Stream):
         self.adapter, self.stream = adapter, stream
         self.decoder = adapter.decoder
-        # What runs before the first and after the last layer; None: whole.
+        # What runs before the first and after the last layer; None: not cut.
         self.before: Part | None = None
         self.after: Part | None = None
         self.first = self.last = adapter.layers[0]
-        # Whether position_ids 0, 1, … must be passed if the caller has none.
+        # Whether position_ids 0, 1, … are passed if the caller passes none.
         self.says_positions = False
-        # Computes the position_ids that must be passed with a mask with zeros
-        # if the caller has none; None if they need not be.
+        # Computes the position_ids that are passed with a mask with zeros if
+        # the caller passes none; None if the decoder computes them itself.
         self.counts: Callable[[Tensor], Tensor] | None = None
         # Arguments that may be cut into chunks; LEFT: a mask with left padding.
         self.takes = {"input_ids"}
-        self.together = 1  # chunks that an end runs at once, on the device
+        self.together = 1  # chunks at once, if hidden states are on the device
         self.modules: list[nn.Module] = []  # `outside()` in the trials
         self._left: list[Left] | None = None  # see `leaving`
 
@@ -108,7 +108,7 @@ class Ends:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(**all_given)
-            except Recorded as caught:  # its traceback holds all rows
+            except Recorded as caught:  # leave at once: `caught` holds all rows
                 ended = caught.args
         if ended is not None:
             (y,) = ended
@@ -185,7 +185,7 @@ class Ends:
     def leaving(self) -> Iterator[list[Left]]:
         """Inside, the decoder may return its last layer's output, unless a hook
         reads the decoder's output or the decoder is an FSDP2 unit. The list
-        then has a `Left`, by which the head runs the rest on its own chunks."""
+        then has a `Left`: the head runs the code after the layers by chunks."""
         left: list[Left] = []
         if not self.decoder._forward_hooks and not isinstance(
                 self.decoder, FSDPModule):
@@ -257,7 +257,7 @@ class Ends:
 
 
 class Left(NamedTuple):
-    """The rest of a decoder's forward, after its layers."""
+    """The part of a decoder's forward after its layers."""
 
     ends: Ends
     step: Step  # has the hidden states for which stand-ins are passed
@@ -273,8 +273,8 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked_module.ChunkedCall):
-    """One run of the code before the layers. Per row it holds far less memory
-    than a layer, so on the device it runs on several chunks at once."""
+    """One run of the code before the layers. It holds little memory per row, so
+    it runs on several chunks at once unless hidden states are in the host."""
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
         joined = None if isinstance(step.hidden, InHost) else [
@@ -286,7 +286,7 @@ class FirstCall(chunked_module.ChunkedCall):
         self._ends, self._given = ends, given
 
     def settle(self) -> None:
-        """Records buffers: the forward over all rows may have written some."""
+        """Records buffers anew: the forward over all rows may write some."""
         if self.keeps:
             self._setting.take_buffers()
 
@@ -312,7 +312,7 @@ class LastCall(chunked_module.ChunkedCall):
 
 
 def _end(module: nn.Module, args: tuple, y: Any) -> None:
-    """Ends the forward after the last layer; the rest runs in chunks."""
+    """Ends the forward after the last layer, with its output `y`."""
     raise Recorded(y)
 
 

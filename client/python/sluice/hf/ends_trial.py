@@ -130,7 +130,7 @@ def _chunks_are_same(ends: Ends, ids: Tensor, seen: _Seen,
 
 
 def _with_parts(ends: Ends, called: list[nn.Module]) -> list[nn.Module]:
-    """Returns the called modules and those in them, which may hold weights."""
+    """Returns the called modules and the modules in them, without layers."""
     outside = set(ends.outside())
     return [part for part in dict.fromkeys(
         part for module in called for part in module.modules())
@@ -219,7 +219,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
 
 
 def _streams_the_same(ends: Ends, ids: Tensor) -> bool:
-    """Compares the streamed decoder's output with ends whole and in chunks."""
+    """Compares streamed outputs with the ends run whole and run by chunks."""
     stream, answers = ends.stream, []
     parts = ends.before, ends.after
     settings = [((None, None), False), (parts, False)]

@@ -1,9 +1,9 @@
-"""Runs modules that are separate FSDP2 units in chunks.
+"""Runs FSDP2 units in chunks, and refuses modules that cannot run so.
 
 [Note: units] FSDP2's hooks gather a unit's weights around its forward and its
-backward, and reduce their gradients after backward: once, not once per chunk.
-So the loop over the chunks is the unit's forward (`through`), and within it the
-unit runs without its hooks, on weights that are gathered by then (`unhooked`).
+backward, and reduce the gradients after backward. They must run once, not once
+per chunk. So the loop over the chunks is the unit's forward (`through`); in the
+loop the unit runs without its hooks, on the gathered weights (`unhooked`).
 """
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from sluice.hf import routers
 from sluice.hf.ends import Ends
 from sluice.hf.stand_in import Instead, Output, Recorded
 
-ROWS = 256  # least rows per chunk: logits are rows times the vocabulary
+ROWS = 256  # least rows of a chunk of the head
 # A chunk gets more rows while its logits take at most HIDDEN times the bytes of
 # the hidden states of a layer's chunk. The layer's own products take more.
 HIDDEN = 8
@@ -44,7 +44,7 @@ class Head:
             (parent, name) for parent in causal.modules()
             for name, child in parent._modules.items()
             if child is ends.decoder and parent is not causal)]
-        self.place = self.places[0]  # the one that the head calls
+        self.place = self.places[0]  # the place that the head calls
         # The model's forward, or one that the user or accelerate put over it.
         self.own = vars(causal).get("forward") or functools.partial(
             type(causal).forward, causal)
@@ -99,14 +99,14 @@ class Head:
 
     @property
     def no_routers(self) -> dict[str, bool]:
-        """Switches off router logits of the config: the stub has none."""
+        """Arguments that switch off router logits, which the stub lacks."""
         return {routers.ASKED: False} if routers.asked(self.causal, {}) else {}
 
     @contextlib.contextmanager
     def stub(self, hidden: Tensor, noted: Sequence[Tensor] | None = None
              ) -> Iterator[list[bool]]:
         """Inside, the base model returns `hidden` and the router logits
-        `noted`; the list gets an entry for each of its calls."""
+        `noted`; the list gets an entry for each call of the base model."""
         called: list[bool] = []
 
         def answer(*_: Any, **__: Any) -> Output:

@@ -29,7 +29,7 @@ from sluice.node.replay import Gradients, Slot, distinct, leaves, slots
 from sluice.node.step import chunks_of
 
 FEW = 40  # rows
-LIMIT = 1e-5  # of the loss, in fp32
+LIMIT = 1e-5  # relative difference of losses in fp32
 
 
 class Labels(NamedTuple):
@@ -101,7 +101,8 @@ class Loss(torch.autograd.Function):
 
 def _of_rows(head: Head, hidden: Tensor, rows: range, labels: Labels,
              left: Left | None, total: Tensor, needs_h: bool) -> Tensor | None:
-    """Adds the loss of hidden [B, c, H] to `total`; returns the gradient."""
+    """Adds the loss of hidden [B, c, H] to `total`. Returns the gradient of
+    `hidden` if `needs_h`, else None."""
     h = hidden.requires_grad_(needs_h)
     made = h if left is None else left.rows(h, rows)
     parts = []

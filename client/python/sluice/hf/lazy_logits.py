@@ -2,11 +2,11 @@
 and log-probabilities for `sluice.logprobs`.
 
 [Note: lazy logits] With labels, most callers read only the loss, and logits of
-a long sequence fit nowhere; others compute metrics, or their own loss, from
-`out.logits`. So these logits are a tensor without memory, and a node of the
-user's graph like any other; the first operation on their values runs the head
-on all rows. Until then the node holds the hidden states that the head needs.
-Backward of the loss frees them, because it needs the device's memory.
+a long sequence fit nowhere. Other callers compute metrics, or their own loss,
+from `out.logits`. So these logits are a tensor without memory, and a node of
+the user's graph; the first operation on their values runs the head on all rows.
+Until then the node holds the hidden states that the head needs. Backward of the
+loss frees these, because it needs the device's memory.
 """
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _aten = torch.ops.aten
 
 class LazyLogits(Tensor):
     """Logits [B, S, V] that are computed when they are read. Copies and casts,
-    as DDP and accelerate make them, are lazy too; other operations read."""
+    as DDP and accelerate make them, are lazy too."""
 
     _make: Callable[[], Tensor] | None
     _value: Tensor | None = None
@@ -205,7 +205,7 @@ class _Logprobs(chunked_module.ChunkedCall):
 
 def logprobs(call: Call, head: Head, asked: Asked, base: Any
            ) -> CausalLMOutputWithPast:
-    """Returns what is `asked` as `logits`. `base`: the base model's output."""
+    """Returns log-probabilities as `logits`. `base` is the decoder's output."""
     hidden: Tensor = base[0]
     targets = call.own(asked.targets)
     if targets.shape != hidden.shape[:2]:

@@ -3,10 +3,9 @@ torch for attention; embedding, head and loss are not touched.
 
 [Note: between layers]
 With hidden states in the host, or with a group, the first layer splits its
-input into chunks of a rank's own rows, and the last layer joins them. Between
-layers the user's code gets stand-ins of the whole sequence ([Note: stand-ins]
-in hidden_rows); before the first and after the last layer every rank has all
-rows.
+input into chunks of a rank's own rows, and the last layer joins its output of
+all chunks and ranks. Between layers the user's code gets stand-ins of the whole
+sequence ([Note: stand-ins] in hidden_rows).
 
 The model around the layers is unknown, so stream() can run it only by `sample`.
 Without a sample, the user's first call is probed.
@@ -66,10 +65,10 @@ class OwnLayers(Patched):
         self.name = type(self.layers[0]).__name__
         self._sample = sample
         self._index = {layer: i for i, layer in enumerate(self.layers)}
-        self._kind: list[int] = []  # by layer, the first layer of its kind
-        self._probed: set[int] = set()  # kinds
+        self._kind: list[int] = []  # per layer: index of the first of its kind
+        self._probed: set[int] = set()  # kinds that were probed
         self._stale = False  # whether layers have changed since the probe
-        self._whole = False  # whether layers run unstreamed, in a sample
+        self._whole = False  # whether the sample runs, with layers unstreamed
         # The current step, and the index of the layer that it has run last.
         self._step: tuple[Step, int] | None = None
         # This rank's rows of the step's arguments; see `rows_of`.
@@ -89,8 +88,8 @@ class OwnLayers(Patched):
                                      or stream.ranks is not None):
             raise Unsupported(
                 self.name, 'hidden="host", or a group, of layers without a '
-                "sample: one that was not probed yet would be called with what "
-                "stands for hidden states", "pass sample=lambda: model(ids)")
+                "sample: a layer that was not probed yet would get stand-ins "
+                "of hidden states", "pass sample=lambda: model(ids)")
         self._insides = [Inside.of([layer]) for layer in self.layers]
         self._probe_all(stream)
         stream.in_host = stream.hidden == "host"
@@ -165,8 +164,8 @@ class OwnLayers(Patched):
             stands = stream.in_host or stream.ranks is not None
             if stands and is_stand_in(x):
                 raise Unsupported(
-                    f"layer {index} ({self.name})", "it is called with what "
-                    "a layer after it has answered", "stream layers that are "
+                    f"layer {index} ({self.name})", "it is called with the "
+                    "output of a layer after it", "stream layers that are "
                     'called in their order, with hidden="device" and without '
                     "a group")
             stream.agree("layers", x, {"hidden_states": x})
@@ -254,7 +253,7 @@ class OwnLayers(Patched):
 
     def _probe(self, stream: Stream, kind: int, seen: Seen,
                index: int | None = None) -> None:
-        """Probes a kind of layer on the first rows of the call `seen`."""
+        """Probes layer `index`, or the first of `kind`, on rows of `seen`."""
         at = kind if index is None else index
         seen = self._first_rows(stream, self.layers[at], seen)
         its, twin = probe.on_devices(

@@ -4,8 +4,8 @@
 Left padding leaves rows that see no key. No row with keys sees them, so they
 matter only to a loss that counts their output; the last of them predicts the
 first token after the padding. Here their attention is 0, as in torch's SDPA.
-transformers' eager attention averages all values for them, also those of later
-tokens; a call in which such a row has a label is refused.
+transformers' eager attention averages all values for them, also of later
+tokens; with such a model, a call in which such a row has a label is refused.
 """
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from sluice.node.hidden_rows import is_stand_in
 from sluice.node.step import Step
 from sluice.node.streamed import Stream
 
-# Ways in which models compute positions from a mask [B, S] if they are passed
-# none; `ends_trial` finds out which.
+# Ways in which models compute positions from a mask [B, S] if none are passed;
+# `ends_trial` finds a model's way.
 COUNTS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda mask: mask.cumsum(1) * mask - 1,
     lambda mask: (mask.cumsum(1) - 1).masked_fill(mask == 0, 1),
@@ -91,7 +91,7 @@ def check_whole(call: Call, stream: Stream, adapter: Model,
 def _counted(adapter: Model, what: str) -> Unsupported:
     return Unsupported(
         adapter.name, f"{what} rows that attend to no key: the first token "
-        "after padding on the left is answered by one", "set the labels of "
+        "after padding on the left is predicted by one", "set the labels of "
         "padding and of the first token after it to -100 (in a loss of your "
         "own leave such rows out), or load the model with "
         "attn_implementation='sdpa'")

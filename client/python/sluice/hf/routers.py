@@ -3,8 +3,8 @@ experts. `output_router_logits`, an argument or a field of the config, asks for
 them.
 
 transformers declares for a decoder which outputs of which modules are router
-logits; in older models of 4.57 the layers return them. [Note: sides] in
-side_outputs describes how they get out of a streamed layer.
+logits; in some models of transformers 4.57 the layers return them.
+[Note: sides] in side_outputs describes how they get out of a streamed layer.
 """
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def answered_last(adapter: Model) -> bool:
                     for layer, more in zip(layers, said)]):
                 found = decoder.forward(input_ids=ids, use_cache=False,
                                         **{ASKED: True})[NAME]
-        except Exception:  # unlike the decoders of transformers
+        except Exception:  # not a decoder as transformers has them
             return False
     return len(found) == len(said) and all(map(operator.is_, found, said))
 

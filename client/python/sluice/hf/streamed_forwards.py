@@ -4,9 +4,9 @@ refuses those that would train unstreamed without a notice.
 [Note: packed documents] Trainers pass `cu_seq_lens_q`, `cu_seq_lens_k` and
 `seq_idx` for kernels of variable length, in addition to position_ids that
 restart. transformers finds documents in position_ids, so the mask separates
-them. The others must agree with position_ids, and are removed from the call: a
-layer that runs on one chunk could not use them. position_ids that jump to a
-number other than 0 mark documents too, but only if no cache is made.
+them. The other arguments must agree with position_ids, and are removed from the
+call: a layer that runs on one chunk could not use them. position_ids that jump
+to a number other than 0 mark documents too, but only if no cache is made.
 """
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluice.node.streamed import Stream
 
 # PEFT's adapters that pass keys and values to each layer, as a cache.
 _GIVE_CACHES = frozenset({"PREFIX_TUNING", "CARTRIDGE"})
-# Cumulative lengths [documents + 1] over all rows; seq_idx is [B, S].
+# Arguments with cumulative lengths [documents + 1] over all rows.
 _LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k")
 
 
@@ -84,8 +84,8 @@ def _check_mask(name: str, mask: Tensor, length: int) -> None:
     if other.numel():
         raise Unsupported(name, f"an attention_mask with {float(other[0]):g}, "
                           "neither 0 nor 1", "pass 1 for tokens and 0 for "
-                          "padding, (mask == 0).long() of one that is added to "
-                          "scores; tell documents by position_ids that restart")
+                          "padding: (mask == 0).long() if it adds to scores; "
+                          "mark documents by position_ids that restart")
 
 
 def refuse_adapters(model: nn.Module) -> None:
@@ -159,8 +159,8 @@ def parts_of(given: dict[str, Any], stream: Stream) -> Tensor | None:
     if not bool(begins.any()):
         stream.say_once(
             "position_ids begin at 0 again, in a call that would make a cache: "
-            "documents are kept apart, as transformers does without one "
-            "(use_cache=False says so)")
+            "documents are kept apart, as in transformers without a cache; "
+            "pass use_cache=False to say so")
         return None
     row = torch.arange(begins.shape[1], device=begins.device)
     return torch.where(begins, row, 0).cummax(dim=1).values
@@ -170,7 +170,7 @@ def refuse_documents(module: nn.Module, given: dict[str, Any],
                      documents: Tensor | None) -> None:
     """Raises `Unsupported` if rows are packed, by `documents` or by
     position_ids: a state that layers carry does not end with a document, and
-    layers that run whole may have one."""
+    layers that run whole may carry a state."""
     positions = given.get("position_ids")
     if documents is not None or (
             given.get("attention_mask") is None

@@ -1,7 +1,7 @@
 """Patches a transformers model: its decoder layers, its decoder, its head. Only
-instances are patched, and only their `forward`; `detach` undoes it. The
-attention implementation is `sluice` only while a step is engaged, so generate,
-evaluation with a cache and saving see the model as it was."""
+instances are patched, and only their `forward`; `detach` undoes the patches.
+The attention implementation is `sluice` only while a step is engaged, so
+generate, evaluation with a cache and saving see the model as it was."""
 from __future__ import annotations
 
 import contextlib
@@ -276,7 +276,7 @@ class Adapter(Model):
                               "layers may run whole") from refused.__cause__
         self._try_ways(stream, may_be_whole=True)
         kind = stream.whole_layers.get(self.layers[refused.layer])
-        if kind is not None:  # the clearest of its reasons
+        if kind is not None:  # the clearest reason
             kind.why = f"{refused.module}: {refused.feature}"
 
     def _try_ways(self, stream: Stream, may_be_whole: bool = False) -> None:
@@ -410,7 +410,7 @@ class Adapter(Model):
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
         """Returns the output of the layer run plain, or STREAMED if it does not
-        fit or shares keys and values with others, which may be streamed."""
+        fit or shares keys and values with layers that may be streamed."""
         side = step.sides.get(layer)
         if step.plain is None or argument_table.HANDED in kwargs:
             return plain_layers.STREAMED
@@ -498,8 +498,8 @@ class Adapter(Model):
                 plain = stream.plain(step, self.layers, x.shape)
             if plain is not None:
                 key = self._state(x)
-            # If an end is an FSDP2 unit, this is skipped: ranks gather units in
-            # one order, and the longer rows of another rank may not fit.
+            # Skipped if an end is an FSDP2 unit: all ranks must gather units in
+            # one order, and on a rank with longer rows the layers may not fit.
             if plain is not None and not self.ends.units():
                 out = plain.layers(
                     key, functools.partial(self._all_plain, own, given), [
@@ -531,8 +531,8 @@ class Adapter(Model):
         return forward
 
     def _has_pictures_as_rows(self) -> bool:
-        """Returns whether images become rows of the decoder, as in Git: its
-        loss skips these rows, and so fails without images."""
+        """Returns whether images become rows of the decoder, as in the model
+        Git. The loss then skips these rows, and so fails without images."""
         if "pixel_values" not in inspect.signature(
                 type(self.decoder).forward).parameters:
             return False
@@ -557,8 +557,8 @@ class Adapter(Model):
         self._try_so(stream, self.decoder, "own", True, whole)
 
     def _refuse_foreign(self, stream: Stream) -> None:
-        """Raises `Unsupported` if a forward that replaced the causal model's
-        calls the decoder: with a group, it would get some rows, not all."""
+        """Raises `Unsupported` if a forward that was put over the streamed one
+        calls the decoder: with a group it would get this rank's rows only."""
         patch = self._patches.get(self.causal)
         if patch is not None and stream.call is None and (
                 vars(self.causal).get("forward") is not patch):

@@ -50,7 +50,7 @@ class Noted(Instead):
 
 
 def zeros(table: nn.Module, expand: bool) -> Instead:
-    """Returns an embedding of zeros; `expand`: one number in memory."""
+    """Returns an embedding of zeros; with `expand`, one zero in memory."""
     def forward(ids: Tensor, *_: Any, **__: Any) -> Tensor:
         shape = (*ids.shape, table.weight.shape[-1])
         return torch.zeros(() if expand else shape, dtype=table.weight.dtype,
@@ -117,7 +117,7 @@ def merged(index: int, layer: nn.Module, whole: Call, local: Call,
 
 
 def _typed(known: Any, own: Any) -> Any:
-    """Casts `known` to own's dtype: a run on zeros may give another one."""
+    """Casts `known` to own's dtype: a run on zeros may give another dtype."""
     if isinstance(known, Tensor) and isinstance(own, Tensor) and (
             known.is_floating_point()):
         return known.to(own.dtype)

@@ -19,7 +19,7 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import CopyStats
 from sluice.native.session import Session
 
-_CLOSED = object()  # a mark that no tensor has
+_CLOSED = object()  # `_live` of a closed arena, and of no tensor
 
 
 def _whole(call: Callable) -> Callable:
@@ -78,7 +78,7 @@ class HostArena:
         self._live = object()
         self._books = Books()
         self._slabs = Slabs(session, self._books)
-        # For tensors on the device; None: torch allocates them.
+        # Memory for fetched tensors; None: torch allocates them.
         self._slots = None if self.device.type == "cpu" else Slots(
             session, self.device)
         self._cut_short = False
@@ -186,7 +186,6 @@ class HostArena:
 
     @_whole
     def reserve(self, nbytes: int) -> None:
-        """Grows the leases to at least `nbytes`."""
         self._check_open()
         self._slabs.reserve(nbytes)
 
@@ -194,10 +193,9 @@ class HostArena:
     def fit(self, nbytes: int) -> None:
         """Grows or shrinks the leases to `nbytes`. Raises `Error`
         FAILED_PRECONDITION if they would shrink while a tensor is held. To
-        shrink, it gives all slabs back before it leases `nbytes`, or two ranks
-        could wait for each other's memory; nothing goes back if the daemon is
-        gone. If the new lease fails, the arena has no slabs until a later
-        `put` leases one."""
+        shrink, it gives all slabs back before it leases `nbytes`: otherwise two
+        ranks could wait for each other's memory. If the daemon is gone, it
+        keeps them. If the new lease fails, a later `put` leases a slab."""
         self._check_open()
         if self._books.has_lost():
             self._slabs.rebuild_books(self._copies.last_read())

@@ -6,12 +6,12 @@ enqueued on torch's current stream of the calling thread.
 
 [Note: streams] Each copy and each wait looks up torch's current stream:
 autograd runs a node's backward on a thread of its own, on the stream of the
-node's forward. If it has changed, the old stream first waits for all copies
-that hold memory, and the new stream waits for the old. So the new stream is
-ordered after everything that the old one waited for, and reads host bytes only
-after the old stream's gradients were written there. Memory that is freed is no
-longer in use, on whichever stream it was allocated. A step that stays on one
-stream has no extra waits.
+node's forward. If that stream has changed, the old stream first waits for all
+copies that hold memory, and the new stream waits for the old. So the new stream
+is ordered after everything that the old one waited for, and reads host bytes
+only after the old stream's gradients were written there. Memory that is freed
+is no longer in use, on whichever stream it was allocated. A step that stays on
+one stream has no extra waits.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch.cuda.streams import Event
 from sluice.base.errors import Error, Status, Unsupported
 from sluice.native.session import Session
 
-Moment: TypeAlias = "float | Event"  # by the host's clock, or in a stream
+Moment: TypeAlias = "float | Event"  # host's time, or an event in a stream
 
 
 def device_of(session: Session) -> torch.device:

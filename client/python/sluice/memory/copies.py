@@ -5,10 +5,10 @@ So the range is marked with that copy's ticket, and the next copy that fills the
 range starts after it. Copies to the host run in order.
 
 [Note: in flight] A copy uses device memory until its ticket is reached, so its
-tensor is held until then. Every new copy checks, without waiting, whether the
-oldest ones are reached, and releases their tensors; copies of one direction run
-in order. Only if they keep too much memory alive does `Copies` wait for the
-oldest. On a real GPU a wait returns before the ticket is reached, but later
+tensor is held until then. The start of a copy checks, without waiting, whether
+the oldest copies are reached, and releases their tensors; copies of a direction
+run in order. Only if copies keep too much memory alive does `Copies` wait for
+the oldest. On a real GPU a wait returns before the ticket is reached, but later
 compute is ordered after it. That is enough for torch's allocator, which gives
 memory to later compute only. A ticket is also reached if its copy has failed,
 and only a wait reports that. So `settled` counts only tickets that were waited
@@ -30,11 +30,11 @@ from sluice.native.abi import GPU_TO_HOST, HOST_TO_GPU
 from sluice.native.leases import Engine
 from sluice.native.session import Session
 
-# Limits, per direction, of what running copies keep alive; any two may run, so
-# that large ones overlap.
+# Limits, per direction, of what running copies keep alive. Two copies of any
+# size may run, so that large ones overlap.
 IN_FLIGHT_COPIES = 64
 IN_FLIGHT_BYTES = 2 << 20
-# Tickets checked per new copy: two keep pace, at a constant cost.
+# Tickets checked per new copy, more than one so that the checks catch up.
 ASKED_AT_ONCE = 2
 
 
@@ -69,11 +69,11 @@ class InFlight:
 
 
 class Copies:
-    """Copies of one engine. Every method raises the error of a failed copy.
-    `count`: started copies; `in_flight`: by direction; `device`: of the
-    tensors; `stream`: torch's stream that computes, None before the first copy
-    and if the GPU is simulated. Thread safety: one thread at a time, the one
-    that computes."""
+    """Copies of one engine. `start`, `wait` and `drain` may raise the error of
+    an earlier copy that failed. `count`: started copies; `in_flight`: by
+    direction; `device`: of the tensors; `stream`: torch's stream that computes,
+    None before the first copy and if the GPU is simulated. Thread safety: one
+    thread at a time, the one that computes."""
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0

@@ -25,7 +25,7 @@ import torch
 from sluice.memory import compute_device
 
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
-RECENT = 64  # copies in a window; the least of two windows counts
+RECENT = 64  # copies in a window; the least of the last two windows counts
 # Most entries kept: copies not asked for yet, and sizes.
 _MOST_STARTED, _MOST_SIZES = 128, 256
 _CLOSE = 0.1  # relative change up to which the engine keeps the old slack
@@ -46,8 +46,8 @@ class ComputeClock:
     def mark(self, read: Callable[[float], None] | None) -> None:
         """Marks this moment of compute; `read` gets the clock's seconds once
         compute has reached it: at a later mark, or at once on a simulated GPU.
-        None: the time since the previous mark was a wait for a copy, which the
-        clock does not count."""
+        `read` is None if the time since the previous mark was a wait for a
+        copy, which the clock does not count."""
         unread = self._unread
         unread.append((compute_device.now(self._device), read))
         while unread:
@@ -82,7 +82,7 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # Size -> (least slack in this window, in the former, copies in this).
+        # Size -> (least slack of this window, of the one before; copies in it).
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:

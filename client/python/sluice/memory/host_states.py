@@ -25,12 +25,12 @@ from sluice.native.session import Session
 
 BUCKET_BYTES = 64 << 20
 ELEMENT_BYTES = 4  # fp32
-_ALIGNMENT = 32  # elements; each state begins at a multiple
+_ALIGNMENT = 32  # each state begins at a multiple of so many elements
 
 
 class Piece(NamedTuple):
     """Elements `start` to `stop`, in memory order, of each of a parameter's
-    `states` states. `last`: this is the parameter's last piece."""
+    states. `states`: their number. `last`: this is the last such piece."""
 
     parameter: torch.Tensor
     start: int

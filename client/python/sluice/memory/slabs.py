@@ -1,9 +1,9 @@
 """Slabs, the leases in which an arena's tensors lie, and the tensors in them.
 
-[Note: interrupted books] Ctrl-C may come between any two lines. So only two
-records count, each written in one step: the arena's slabs, and the addresses of
-living tensors (`_held`). Free ranges and sums follow from them, and `rebuild`
-computes them again after an interrupted change.
+[Note: interrupted books] Ctrl-C may come between any two lines of code. So only
+two records count, each written in one step: the arena's slabs, and the
+addresses of living tensors (`_held`). Free ranges and sums follow from these
+two, and `rebuild` computes them again after an interrupted change.
 
 The bytes of a tensor that nothing refers to are freed, because an interrupt may
 come after `put` has returned and before its caller has stored the result.
@@ -41,7 +41,7 @@ class HostTensor:
         self._address = address
         self._written = 0  # ticket of the last copy into it
         self._read = 0  # ticket of the last copy out of it
-        self._ahead: torch.Tensor | None = None  # prefetched
+        self._ahead: torch.Tensor | None = None  # the prefetched tensor
         self._stream: int | None = None  # torch's stream of the prefetch
 
     def __repr__(self) -> str:
@@ -59,15 +59,15 @@ def flat(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Books:
-    """Living tensors and free ranges of one arena; `used_bytes` and
-    `peak_bytes` count the tensors' bytes. Thread safety: one thread."""
+    """Living tensors and free ranges of one arena; `used_bytes`, `peak_bytes`
+    count tensors' bytes. Thread safety: one thread at a time."""
 
     def __init__(self) -> None:
         self.used_bytes = self.peak_bytes = 0
         self.free = FreeRanges()
         # By address: the tensor and its bytes.
         self._held: dict[int, tuple[weakref.ref[HostTensor], int]] = {}
-        # Tensors that died without `drop`, which deletes their reference.
+        # References to tensors that died without `drop`.
         self._dead: deque[weakref.ref[HostTensor]] = deque()
 
     def keep(self, host: HostTensor) -> None:
@@ -106,7 +106,7 @@ class Books:
 
 class Slabs:
     """The slabs of one arena, leased until `fit` or `free`. Leasing raises the
-    daemon's `Error`. Sizes are bytes. Thread safety: one thread."""
+    daemon's `Error`. Sizes are bytes. Thread safety: one thread at a time."""
 
     def __init__(self, session: Session, books: Books) -> None:
         self._session, self._books = session, books
@@ -140,7 +140,6 @@ class Slabs:
             self._lease(nbytes - self.nbytes)
 
     def fit(self, nbytes: int) -> None:
-        """See `HostArena.fit`."""
         unit = self._session.limits().granularity_bytes
         missing = nbytes - self.nbytes
         if missing > -unit:

@@ -34,7 +34,7 @@ from sluice.native.session import Session
 ALIGNMENT = 512  # bytes, as torch's own allocator has it
 FIRST_LEASE_BYTES = 4 << 20
 LARGEST_LEASE_BYTES = 256 << 20
-# Seconds without requests after a refusal, so that few fetches wait for one.
+# Seconds without requests to the daemon after it has refused one.
 ASK_AGAIN_S = 1.0
 
 _INT, _UINT, _FLOAT, _BFLOAT, _COMPLEX, _BOOL = 0, 1, 2, 4, 5, 6
@@ -107,9 +107,9 @@ class Slots:
         return sum(lease.nbytes for lease in self._leases)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialized tensor, which the caller owns. Another
-        stream than torch's current one must wait for that one before its use
-        and be waited for after: DLPack tensors have no `record_stream`."""
+        """Returns an uninitialized tensor, which the caller owns. Before
+        another stream uses it, that stream waits for torch's current one, and
+        after it the reverse: DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None

@@ -1,4 +1,4 @@
-"""Finds libsluice.so and sluiced, writes the configuration of a daemon that
+"""Finds libsluice.so and the programs; makes the configuration of a daemon that
 this package starts, and waits until that daemon is ready."""
 from __future__ import annotations
 
@@ -152,8 +152,8 @@ def log_path(folder: str) -> str:
 def await_ready(process: subprocess.Popen[bytes], folder: str,
                 timeout_s: float) -> None:
     """Waits until sluiced reports on `process.stdout` that it serves. Raises
-    `Error` with the last line of its log: INTERNAL if sluiced ends before;
-    DEADLINE_EXCEEDED after `timeout_s`."""
+    `Error` with the last line of its log: INTERNAL if sluiced ends before it is
+    ready; DEADLINE_EXCEEDED after `timeout_s`."""
     deadline, text = time.monotonic() + timeout_s, b""
     assert process.stdout is not None
     while not _READY.search(text):

@@ -37,7 +37,7 @@ _LAUNCHERS = (
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
-    """Returns this process's place; the default without a launcher. Raises
+    """Returns this process's place; `Place()` without a launcher. Raises
     `Invalid` if a variable is not a number."""
     for rank, world, local, here, *job in _LAUNCHERS:
         if rank in environment and world in environment:

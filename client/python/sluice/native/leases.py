@@ -120,7 +120,7 @@ class Engine:
         session._handle.end_after(self.handle)
         self.ended = ("the arena of this memory is closed: nothing can be "
                       "copied any more")  # error text after `stop`
-        self.stopped = False  # by `stop`, not by the session's end
+        self.stopped = False  # whether `stop`, not the session's end, ended it
 
     def error(self, status: int) -> Error:
         """Returns the error for a call on this engine that failed."""

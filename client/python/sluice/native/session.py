@@ -41,7 +41,7 @@ _COUNT = whole(0, "a whole number, 0 or more")
 _BYTES = whole(1, "bytes, a whole number from 1")
 _WAIT = number("seconds, 0 or more", least=0, most=1e6)
 
-_labels: set[str] = set()  # of open sessions, made by _take_label
+_labels: set[str] = set()  # labels from _take_label, of open sessions
 _labels_lock = threading.Lock()
 
 

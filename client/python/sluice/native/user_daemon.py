@@ -51,7 +51,7 @@ def socket_of_the_node() -> str:
 
 
 def known_socket() -> str:
-    """Returns the path that `socket_of_the_node` would; starts no daemon."""
+    """Returns the path that `socket_of_the_node` returns; starts no daemon."""
     return NODES_OWN if os.path.exists(NODES_OWN) else os.path.join(
         _folder(), "session.sock")
 

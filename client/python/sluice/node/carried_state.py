@@ -5,15 +5,15 @@ In a gated delta rule, Mamba-2 and a short convolution a row depends on earlier
 rows through a state of fixed size and the last inputs of a convolution. In
 transformers the layer reads both from the cache that `generate` passes, and
 writes the next ones into it. So each chunk runs with a `Cache` of this module.
-The states that a chunk starts from stay in the host until backward. Its replay
-starts from leaves with these values; their gradients belong to the previous
-chunk's final states.
+The states that a chunk starts from stay in the host until backward. The chunk's
+replay starts from leaves with these values; their gradients belong to the
+previous chunk's final states.
 
 A layer that gets one row takes the code path for a generated token, which
 writes its states in place. So no chunk, and no part of one, has a single row,
-unless the sequence has only one. A chunk is a whole number of blocks of BLOCK
-rows. The layers' own loops use the same blocks, so that results are rounded as
-in the plain model.
+unless the sequence has only one. Each chunk but the last is a whole number of
+blocks of BLOCK rows. The layers' own loops use the same blocks, so that results
+are rounded as in the plain model.
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from sluice.memory.arena import HostArena
 from sluice.memory.slabs import HostTensor
 
 BLOCK = 64  # rows
-LEAST = 2  # minimum rows of a chunk
+LEAST = 2  # least rows of the last chunk, and of a part of a chunk
 
 # Kind ("conv", "recurrent"), index of the layer, index of the state in it.
 Key: TypeAlias = tuple[str, int, int]
@@ -44,7 +44,7 @@ def argument_of(layer: nn.Module) -> str | None:
 class Cache:
     """Stands in for transformers' `Cache` (5.23, cache_utils) during one
     forward of a layer, with only the methods that streamed layers call; a layer
-    that calls others is refused. `after`: states that the layer left."""
+    that calls another method is refused. `after`: the layer's final states."""
 
     def __init__(self, before: dict[Key, Tensor]):
         self._before = before
@@ -97,9 +97,9 @@ class Carried:
         self._arena, self._device = arena, device
         self.argument = argument_of(layer) or ""
         self.cache = Cache({})
-        self._kept: list[dict[Key, HostTensor]] = []  # by chunk: first states
-        self._leaves: dict[Key, Tensor] = {}  # of the chunk replayed last
-        self._gradients: dict[Key, Tensor] = {}  # of its final states
+        self._kept: list[dict[Key, HostTensor]] = []  # start states, by chunk
+        self._leaves: dict[Key, Tensor] = {}  # start states of the replay
+        self._gradients: dict[Key, Tensor] = {}  # of the replay's final states
 
     def first(self, m: int, keeps: bool) -> None:
         """Sets the cache for the first forward of chunk `m`."""
@@ -111,7 +111,7 @@ class Carried:
         self.cache = Cache(before)
 
     def again(self, m: int) -> None:
-        """Sets the cache for recomputing only attention's k, v, o and lse."""
+        """Sets the cache for a forward that recomputes k, v, o and lse."""
         self.cache = Cache(self._fetched(m))
 
     def second(self, m: int) -> None:

@@ -32,9 +32,9 @@ from sluice.base.errors import Unsupported
 
 Check = Literal["first", "always", "off"]
 
-LIMIT = 1e-3  # of a row's norm; 8 times the dtype's eps if that is more
+LIMIT = 1e-3  # relative difference of a row; 8 eps of its dtype if that is more
 FEW, MANY = 0.05, 0.25  # share of rows that may differ: fp32, narrower types
-RUN = 16  # consecutive differing rows that are refused
+RUN = 16  # so many consecutive rows that differ are refused
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Checks:
 
 
 class TwoParts:
-    """Compares a chunk's `first` rows, and the rest, with the whole chunk."""
+    """Compares a chunk run whole with the chunk run in parts cut at `first`."""
 
     def __init__(self, rows: int, first: int):
         self._rows, self._first = rows, first

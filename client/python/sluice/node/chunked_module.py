@@ -43,13 +43,13 @@ class Modules(Protocol):
 
 
 class ChunkedCall:
-    """One forward of a module over all rows, and its backward. Its host memory
-    is freed after backward, or with the object. Thread safety: one thread."""
+    """One forward of a module over all rows, and its backward. Host memory is
+    freed after backward, or with the object. Used by one thread at a time."""
 
     def __init__(self, step: Step, module: Modules, name: str,
                  chunks: list[range] | None = None):
         self.step, self.module, self.name = step, module, name
-        # The step's chunks, or others if hidden states are on the device.
+        # `chunks` is given only if hidden states are on the device.
         self.chunks = chunks or step.chunks
         self._places = step.hidden if chunks is None else OnDevice(
             step.arena, chunks)
@@ -65,7 +65,7 @@ class ChunkedCall:
         self._owners: list[nn.Module] = []  # modules with buffers
         # Whether forward, and so the replay, may replace buffers.
         self.may_replace = False
-        # Tensors that a whole module returns beside y, and their gradients.
+        # Tensors that a layer run whole returns beside y, and their gradients.
         self.more: Sequence[Tensor] = ()
         self.of_more: Sequence[Tensor] = ()
 
@@ -80,7 +80,7 @@ class ChunkedCall:
         return []
 
     def beside(self, m: int) -> list[tuple[Tensor, Tensor]]:
-        """Returns (output, gradient) of the other outputs of `m`'s replay."""
+        """Returns (output, gradient) for outputs of `m`'s replay beside y."""
         return []
 
     def run_again(self) -> None:
@@ -112,12 +112,10 @@ class ChunkedCall:
         bit; see [Note: checks] in checked_chunks."""
         return m in self._fingerprints
 
-    # --- forward ------------------------------------------------------------
-
     def forward(self, x: Tensor | None, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        """Returns y [B, S, H'] for x [B, S, H]; None for the modules before the
-        layers, which make the hidden states."""
+        """Returns y [B, S, H'] for x [B, S, H]. x is None for the modules
+        before the layers, which make the hidden states."""
         self._autocast = autocast_now(self.step.device)
         if self.keeps:
             self._setting = Setting(self.module, found, self.step.written_by(
@@ -176,8 +174,6 @@ class ChunkedCall:
     def _cut(self, extra: list[Tensor], rows: range) -> list[Tensor]:
         return [cut(leaf._replace(value=value), rows)
                 for leaf, value in zip(self.arguments(), extra)]
-
-    # --- backward -----------------------------------------------------------
 
     def backward(self, dy: Tensor, found: list[Slot], needs_x: bool
                  ) -> tuple[Tensor | None, list[Tensor | None], list]:

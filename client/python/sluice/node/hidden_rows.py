@@ -29,7 +29,7 @@ def stand_in(shape: Sequence[int], dtype: torch.dtype,
     """Returns a tensor of this shape with one element in memory."""
     made = torch.empty_strided(tuple(shape), (0,) * len(shape), dtype=dtype,
                                device=device)
-    # Torch's anomaly mode would report its NaN.
+    # Torch's anomaly mode would report NaN, so there the element is 0.
     made.as_strided((1,), (1,)).fill_(
         0.0 if torch.is_anomaly_check_nan_enabled()
         and torch.is_anomaly_enabled() else float("nan"))
@@ -182,7 +182,7 @@ Rows = DeviceRows | HostRows
 
 class Whole(torch.autograd.Function):
     """Joins the chunks behind a stand-in into one tensor [B, S, H] on the
-    device: chunk m is its rows `rows[m]`; other rows are 0."""
+    device: chunk m becomes its rows `rows[m]`; all other rows are 0."""
 
     @staticmethod
     def forward(ctx, place: Standing, rows: list[range], x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ Attention's k, v, o and lse of the first chunks need not be kept until backward:
 causal rows see only earlier rows, so before its first replay a layer can run
 its own forward once more on these chunks, from their inputs, in the first
 forward's order. So these tensors exist for one layer at a time. For a fraction
-f of the rows this costs f^2 of attention's forward and f of the rest.
+f of the rows this costs f^2 of attention's forward and f of all other work.
 """
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from sluice.node.step import Step
 from sluice.node.tape import Tape
 from sluice.plan.products import Products
 
-_running = threading.local()  # .call: the layer that runs in this thread
+_running = threading.local()  # .call: the LayerCall that this thread runs
 
 
 def running() -> LayerCall | None:
@@ -52,15 +52,15 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs after y in the layer's tuple; None: it has no tuple.
+        # Number of outputs after y in the layer's tuple; None: it returns none.
         self._beside: int | None = None
-        self._chunk = self._site = 0  # of the running forward
+        self._chunk = self._site = 0  # the chunk; its calls of attention so far
         self.biased = False  # a bias was added to possible scores
-        self._rows = step.chunks[0]  # of the running forward
+        self._rows = step.chunks[0]  # the rows that the running forward has
         # `_parts` is set in a compared replay, `_compared` while a part runs.
         self._parts: TwoParts | None = None
         self._compared: tuple[TwoParts, range] | None = None
-        self._batch = 0  # sequences
+        self._batch = 0  # number of sequences
         self._side = step.sides.get(layer)
         self._sites: list[Site] = []
         self._kind = step.kinds.get(layer, "")

@@ -95,9 +95,9 @@ class _Noting:
 
 
 class Room:
-    """Limits the device memory that plain runs of one stream keep; used with
-    the stream's lock. `hbm`: maximum bytes; None: what streamed steps leave on
-    a GPU. `say` prints a message for the user."""
+    """Limits the device memory that plain runs of one stream keep; the caller
+    holds the stream's lock. `hbm`: most bytes; None: what streamed steps leave
+    on a GPU. `say` prints a message for the user."""
 
     def __init__(self, hbm: int | None, device: torch.device,
                  say: Callable[[str], object]):
@@ -109,7 +109,7 @@ class Room:
 
     def forget(self) -> None:
         """Makes the next step streamed, and discards all measured sizes."""
-        self._tokens = 0  # of the longest step that was streamed
+        self._tokens = 0  # most tokens of a step that was streamed
         self._peak = 0  # most bytes that a streamed step took on a GPU
         # By kind of layer: bytes per row that its replays save.
         self.rows: dict[int, float] = {}

@@ -33,8 +33,8 @@ class Slot(NamedTuple):
 
 
 def slots(module: nn.Module) -> list[Slot]:
-    """Returns every place under `module` that holds a parameter; a tied one has
-    several. Includes frozen ones, which functional_call may replace."""
+    """Returns every place under `module` that holds a parameter, tied ones
+    several times; also frozen ones, which functional_call may replace."""
     return [Slot(owner, name, parameter, parameter.requires_grad)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
@@ -66,8 +66,8 @@ def nodes(y: Tensor) -> Iterator[Any]:
 def others_in_place(found: Sequence[Slot], others: Mapping[int, Tensor]
                     ) -> contextlib.AbstractContextManager:
     """Makes the module compute with `others`: id of a parameter -> replacement.
-    Parameters without one stay. Replacements are nn.Parameter, because torch's
-    parametrizations would turn tensors into buffers."""
+    Replacements are nn.Parameter, because torch's parametrizations would turn
+    tensors into buffers."""
     return swapped.items(*(
         (s.owner._parameters, s.name, others.get(id(s.parameter), s.parameter))
         for s in found))

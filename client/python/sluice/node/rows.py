@@ -4,10 +4,10 @@ is not known.
 
 [Note: numbered rows] A layer may make positions itself, by
 `torch.arange(x.shape[1])`: Llama 4 scales the queries of its layers without
-RoPE from row 8,192 on. Within a chunk the numbers would start at 0 again, and a
-probe of few rows could not detect it. So the probe runs such a layer as if its
-rows started FAR into a sequence. If this changes the result, the layer's chunks
-get their rows' numbers in the sequence, and the probe checks this at FAR, too.
+RoPE from row 8,192 on. Within a chunk these positions would start at 0 again,
+which a probe of few rows could not detect. So the probe runs such a layer as if
+its rows started FAR into a sequence. If this changes the result, the layer's
+chunks get their rows' numbers in the sequence, which is probed at FAR, too.
 """
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ _MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
 class Leaf(NamedTuple):
     """One tensor or value among the arguments."""
 
-    name: str  # of the argument it belongs to
+    name: str  # name of its argument
     value: Any
-    dim: int | None  # of its rows; None: each chunk gets the whole value
+    dim: int | None  # dimension of rows; None: each chunk gets the whole value
     marker: bool = False  # mask marker: each chunk gets [..., c, c] of it
 
 

@@ -29,7 +29,7 @@ class Asked:
     targets: Tensor  # [B, S], IGNORED for rows without a target
     temperature: float
     entropy: bool
-    largest: int  # of the targets
+    largest: int  # the largest target
     answered: bool = False  # whether a streamed head has answered
 
     def of(self, logits: Tensor, targets: Tensor) -> Tensor:

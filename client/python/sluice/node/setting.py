@@ -30,7 +30,7 @@ from sluice.base.hashing import fingerprint
 from sluice.node.replay import Slot, Snapshot
 
 TORCHS = frozenset(vars(nn.Module())) - {"training", "_is_full_backward_hook"}
-# Attributes that hold a module's submodules and hooks; _OF_ALL: global hooks.
+# _HELD: attributes with a module's submodules and hooks; _OF_ALL: global hooks.
 _HELD = [name for name, value in vars(nn.Module()).items() if isinstance(
     value, dict) and name not in ("_parameters", "_buffers")]
 _ALL = nn.modules.module
@@ -61,8 +61,8 @@ class Setting:
         self.take_buffers()
 
     def take_buffers(self) -> None:
-        """Records the buffers. Called again if the rest of the model's forward
-        may have replaced some (a rotary table that grew)."""
+        """Records the buffers. Called again if the model's forward may have
+        replaced some since (a rotary table that grew)."""
         self._buffers = [
             (owner, name, buffer, _Contents(buffer, _sum(buffer)))
             for owner in self._modules
@@ -113,7 +113,7 @@ class Setting:
                  if now.get(key, "gone") != then]
         return ", ".join(found[:3]) or (
             "no tensor, config, class or file of its modules has changed, so "
-            "it reads a value of somewhere else, or is not deterministic")
+            "it reads a value from elsewhere, or is not deterministic")
 
     def in_place(self) -> contextlib.AbstractContextManager:
         """Within the block, the modules have the recorded state."""
@@ -132,8 +132,8 @@ class Setting:
 @contextlib.contextmanager
 def unchanged(modules: Iterable[nn.Module], contents: bool = True
               ) -> Iterator[None]:
-    """Restores the modules' plain attributes, tensors and buffers afterwards;
-    with `contents` also the buffers' contents."""
+    """Restores the modules' plain attributes, tensors and buffers on exit; with
+    `contents` also the buffers' contents."""
     then = [(module, {**_attributes(module), **{
                 name: value for name, value in vars(module).items()
                 if isinstance(value, Tensor)}}, dict(module._buffers))
@@ -174,7 +174,7 @@ _sums: MutableMapping[Tensor, tuple[int | None, int]] = WeakIdKeyDictionary()
 
 
 def _sum(tensor: Tensor) -> int | None:
-    """Returns a hash of the bytes, computed once per version; None without."""
+    """Returns a hash of the bytes; None for a meta tensor or a subclass."""
     if tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter):
         return None
     version, known = _version(tensor), _sums.get(tensor)
@@ -223,7 +223,7 @@ def _copies(of: Any, names: Iterable[str]) -> dict[str, dict]:
 
 
 def hooks_of(module: nn.Module) -> tuple:
-    """Returns the user's hooks of a module; FSDP2's run around all rows."""
+    """Returns a module's hooks without FSDP2's, which run around all rows."""
     return tuple(hook for hooks in (
         module._forward_pre_hooks, module._forward_hooks,
         module._backward_pre_hooks, module._backward_hooks)

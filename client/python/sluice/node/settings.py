@@ -26,7 +26,7 @@ from sluice.node.checked_chunks import Check
 
 # Rows per chunk unless chosen. A GPU finishes 1024 rows before the host has
 # issued the next chunk: 8192 rows through a layer of width 2048 took an H100
-# 0.249 s in chunks of 1024, 0.040 s in one (`throughput` of deploy/bundle).
+# 0.249 s in chunks of 1024, 0.040 s in one chunk (`throughput`, deploy/bundle).
 AT_FIRST, AT_FIRST_ON_GPU = 1024, 8192
 
 

@@ -68,7 +68,7 @@ class Spared:
 
     weights: frozenset[str]
     makes_kv: bool  # whether they make attention's k or v
-    conditions: tuple  # under which they were found
+    conditions: tuple  # conditions() of the replay that found them
 
     @contextlib.contextmanager
     def left_out(self, layer: nn.Module, products: Products) -> Iterator[None]:

@@ -53,8 +53,8 @@ def current() -> Step | None:
 
 
 def chunks_of(length: int, chunk: int, least: int = 1) -> list[range]:
-    """Splits the rows 0 .. length into pieces of `chunk`, and a last one with
-    the rest; a rest of fewer than `least` rows joins the piece before it."""
+    """Splits the rows 0 .. length into pieces of `chunk` rows. The last may be
+    shorter; if it had fewer than `least` rows, it joins the one before it."""
     starts = list(range(0, length, chunk))
     if len(starts) > 1 and length - starts[-1] < least:
         starts.pop()
@@ -69,7 +69,7 @@ def end_to_end(pieces: Sequence[range]) -> list[range]:
 
 class Step:
     """The state of one step. Lives as long as a layer call of it may be
-    replayed; belongs to the thread that runs it.
+    replayed.
 
     [Note: mask markers]
     transformers passes the mask from the model to each attention as a tensor. A
@@ -90,37 +90,36 @@ class Step:
         self.arena, self.length, self.device = arena, length, device
         self.ranks = ranks  # the ranks that share the sequence
         # `whole`: chunks of the sequence, which attention sees. `own`: this
-        # rank's rows of each. `chunks`: the same rows, counted from 0 on.
+        # rank's rows of each. `chunks`: these rows numbered from 0 on.
         self.whole = chunks_of(length, chunk, ranks.size if ranks else
                                carried_state.LEAST if carriers else 1)
         self.own = ranks.own(self.whole) if ranks else self.whole
         self.chunks = end_to_end(self.own)
         self.rows = self.chunks[-1].stop
-        self.rerun = 0  # chunks; see [Note: run again] in layer
-        # With ranks: maps a layer's arguments to the whole sequence's.
+        self.rerun = 0  # chunks that run again; see [Note: run again] in layer
+        # With ranks: (layer, args, kwargs) -> the same for this rank's rows.
         self.arguments: Callable | None = None
         self.checks, self.policy, self.measured = checks, policy, measured
         # Names of layers' kinds, if a plan distinguishes them.
         self.kinds = kinds
         self.blocks_run = 0
-        # Kernels of attention on a GPU: the requested one, and those that ran.
-        self.kernel: Kernel = "auto"
-        self.kernels: set[str] = set()
-        self.turn = threading.RLock()  # its stream's lock
-        # Where the hidden states between its layers are kept.
+        self.kernel: Kernel = "auto"  # requested for attention on a GPU
+        self.kernels: set[str] = set()  # kernels of attention that ran
+        self.turn = threading.RLock()  # the stream's, except in trials
+        # Keeps the hidden states between layers.
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
         self._model, self._written = model, written
-        # By layer: products that replays skip, as a tracked replay found.
+        # The products that the replays of a layer skip.
         self.spared: MutableMapping[nn.Module, Spared] = {}
-        # Layers that number their rows; number of the sequence's first row.
+        # Layers that number their rows; see [Note: numbered rows] in rows.
         self.numbered: Container[nn.Module] = ()
-        self.first_row = 0
+        self.first_row = 0  # the number of the sequence's first row in these
         self.forget_handed()
-        self.carriers = carriers  # layers; see [Note: carried states]
+        self.carriers = carriers  # layers that carry a state along the rows
         # See [Note: whole layers] in whole_layers.
         self.whole_layers: Mapping[nn.Module, WholeKind] = {}
-        # See [Note: plain layers] in plain_layers; None: all are streamed.
+        # See [Note: plain layers] in plain_layers; None: no layer runs plain.
         self.plain: Forward | None = None
         # By storage: bytes saved by whole layers' replays; None: not measured.
         self.saved: dict[int, int] | None = None
@@ -284,8 +283,8 @@ class Step:
         if self.parts is not None and seen.within(self.parts):
             raise Unsupported(name, "position_ids that go on elsewhere than at "
                               "0, or begin with several 0, in a call that "
-                              "would make a cache: with one transformers takes "
-                              "them for one sequence, without for documents",
+                              "would make a cache: with a cache transformers "
+                              "takes them for one sequence, else for documents",
                               "pass attention_mask=torch.ones_like(input_ids) "
                               "for one sequence, use_cache=False for documents")
         if seen.blind is not None and seen.blind is not self.blind:

@@ -61,8 +61,8 @@ class Stats:
     # Kernels that computed those blocks: "flash on the CPU", "whole scores", or
     # a CUDA kernel by its name in stream().
     kernels: tuple[str, ...] = ()
-    plain_layers: int = 0  # not streamed in the latest forward
-    plain_bytes: int = 0  # on the device, kept by these until backward
+    plain_layers: int = 0  # layers that ran plain in the latest forward
+    plain_bytes: int = 0  # device bytes that plain runs keep until backward
 
 
 class Stream:
@@ -87,7 +87,7 @@ class Stream:
         self.planning: Planning | None = None
         self.rows = {**ROWS, **(how.rows or {})}
         self.ranks = ranks  # the ranks that share each sequence
-        self.peers: PeerWatch | None = None  # on real GPUs, or several nodes
+        self.peers: PeerWatch | None = None  # see PeerWatch.of
         self.turn = threading.RLock()  # threads run the model one by one
         self._said: set[str] = set()
         # The running call of the causal model. It is not an argument, because
@@ -243,8 +243,8 @@ class Stream:
               later: bool = False) -> int:
         """Returns a seed that all ranks of the group share. Raises `Error` if
         their rows `x` [B, S, ...], arguments or settings differ; a collective
-        with a group. `later`: returns 0; the decoder's call, which follows,
-        compares."""
+        with a group. With `later` it returns 0, and the decoder's call, which
+        follows, compares."""
         if self.peers is not None:
             self.peers.computes()
         if self.ranks is None:

@@ -26,8 +26,8 @@ _COLLECTIVE = "c10d"  # schemas of collectives do not say what they write
 
 
 class Tape:
-    """The stored products of one call of one layer; belongs to its thread.
-    Backward frees memory chunk by chunk; `release` frees the rest."""
+    """The stored products of one call of one layer. Backward frees them chunk
+    by chunk; `release` frees all that are left."""
 
     def __init__(self, policy: Policy, arena: HostArena, products: Products,
                  chunks: int):

@@ -3,7 +3,7 @@
 [Note: whole layers]
 Such a layer runs on all rows: in forward without autograd, and in backward once
 more with autograd, as activation checkpointing with inputs in host memory does
-(ALST, section 3.3). Between them only its input is kept. If its attention goes
+(ALST, section 3.3). In between only its input is kept. If its attention goes
 through transformers' registry or torch's function, the stream computes it chunk
 by chunk, with k, v and results in the host. Otherwise the model's own attention
 runs, with the model's own mask, made for this layer alone.
@@ -119,7 +119,7 @@ class _Given(Arguments):
             self._names[self._positional:], values[self._positional:]))
 
     def put(self) -> list[tuple[int, Any, Any]]:
-        """Returns new entries of the dictionaries: (which, key, value)."""
+        """Returns dictionaries' new entries: (argument's index, key, value)."""
         return [(i, key, value)
                 for i, (now, before) in self._before.items()
                 for key, value in now.items()
@@ -140,7 +140,7 @@ class WholeCall(LayerCall):
         self._rows = range(x.shape[1])
         self.chunks = [self._rows]
         self._places = OnDevice(step.arena, self.chunks)
-        self._tree: tuple[Any, list[Any]] | None = None  # of its output
+        self._tree: tuple[Any, list[Any]] | None = None  # of the layer's output
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
         self._site, self._batch = 0, len(x)
@@ -212,7 +212,7 @@ class WholeCall(LayerCall):
             for m, rows in enumerate(self.step.whole)], 2)
 
     def answer(self, y: Tensor) -> Any:
-        """Returns the layer's output, and fills the dictionaries."""
+        """Returns the layer's output; puts its entries into dictionaries."""
         assert self._tree is not None
         (spec, leaves), self._tree = self._tree, None
         tensors, self.more = iter([y, *self.more]), ()

@@ -30,7 +30,7 @@ from sluice.ranks.board import Board
 SIZES = tuple(1 << k for k in range(7, 17))  # rows: 128 to 65,536
 NEAR = 0.05  # fraction by which a smaller chunk may be slower than the fastest
 TINY_ROWS, TINY_CHUNKS = 8, 8
-CHUNKS = 4  # per walk, which runs the attention of one sequence (_walk)
+CHUNKS = 4  # chunks of a walk, which runs attention of one sequence (_walk)
 # The next walk begins if its expected device time is at most this, or at most
 # 8 times the host's time for a walk.
 BUDGET_S = 0.2
@@ -95,7 +95,7 @@ def choose(host: float, walk: Callable[[int], float]) -> ChunkChoice:
 
 def agreed(choice: ChunkChoice, board: Board | None) -> ChunkChoice:
     """Returns the choice of the first rank of the job to call this; waits for
-    no other rank. All ranks make their streams in the same order."""
+    no other rank. All ranks must make their streams in the same order."""
     number = next(_chosen)
     return choice if board is None else ChunkChoice(**board.update(
         f"chunk/{number}", lambda told: told or asdict(choice)))

@@ -31,7 +31,7 @@ class Offer:
     """A changed plan that the daemon offers to this rank."""
 
     plan: int  # its number, from the daemon
-    ranks: Sequence[int]  # of the job on this node, this one included
+    ranks: Sequence[int]  # the job's ranks on this node
     refusal: str = ""  # why this rank cannot adopt it; "" if it can
 
 
@@ -51,7 +51,7 @@ class Changes:
         self._job, self._rank, self._board = job, rank, board
         self._stream = next(_streams)
         self._decided = 0  # number of decisions, the same on all ranks
-        self._open: Offer | None = None  # on the board and not decided yet
+        self._open: Offer | None = None  # the undecided offer on the board
 
     def step(self, number: int, offer: Offer | None) -> Decision | None:
         """Returns the decision that takes effect at step `number`, or None.
@@ -68,8 +68,8 @@ class Changes:
             board = self._board()
             if board is None:
                 return self._over(offer.plan, offer.refusal or (
-                    "torch.distributed is not initialised, by which the ranks "
-                    "could agree on a step"))
+                    "the ranks cannot agree on a step, because "
+                    "torch.distributed is not initialised"))
             told = board.update(self._key(offer), lambda told: _written(
                 told, self._rank, offer, number + 1))
         except RuntimeError as error:  # the rank with the store has ended

@@ -45,7 +45,7 @@ class Planning:
         self._measured: Measured | None = None
         self._held = 0
         self.plan: dict[str, Any] | None = None  # this rank's part, if any
-        self._profile: dict[str, Any] = {}  # for which the plan was made
+        self._profile: dict[str, Any] = {}  # from which the plan was made
         self.over = False
         self._changes = Changes(session.job, session.rank)
         # Changed plans that are not decided yet, by number: this rank's part,
@@ -103,8 +103,8 @@ class Planning:
             "" if part else "this rank was not told of it")
         step = f"step {self._steps + 1}"
         if refusal:
-            self._say(f"{step}: on with the plan before, for the new one is "
-                      f"refused: {refusal}")
+            self._say(f"{step}: on with the plan before, because the new one "
+                      f"is refused: {refusal}")
         else:
             assert part is not None
             self.plan = part
@@ -158,8 +158,8 @@ def _refusal(act: Callable[[], object]) -> str:
 
 def profile(measured: Measured, held: int, peak: int, session: Session
             ) -> dict[str, Any]:
-    """Returns the profile (proto/plan) of a step that recomputed everything. It
-    used `held` host bytes after its forward, and `peak` at most."""
+    """Returns the profile (proto/plan) of a step that recomputed everything,
+    that held `held` host bytes after its forward, and at most `peak`."""
     kinds = measured.kinds
     several = len(kinds) > 1
     keeping = {name: kind for name, kind in kinds.items()

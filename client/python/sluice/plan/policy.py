@@ -1,7 +1,7 @@
 """Decides which products of a layer are kept, swapped or recomputed. MEMO
 (section 4.1) swaps a fraction alpha of each layer's tokens. Here, for each
 matrix product, the last chunks, where backward begins, are kept on the device,
-those before them are swapped, and the first are recomputed."""
+the chunks before them are swapped, and the first chunks are recomputed."""
 from __future__ import annotations
 
 import enum
@@ -30,8 +30,8 @@ class Action(enum.Enum):
 
 @dataclass(frozen=True)
 class Share:
-    """Fractions of the chunks, keep + swap <= 1; the rest is recomputed. `keep`
-    and `keep + swap` are rounded down to whole chunks."""
+    """Fractions of the chunks that are kept and swapped; all other chunks are
+    recomputed. `keep` and `keep + swap` are rounded down to whole chunks."""
 
     keep: float = 0.0
     swap: float = 0.0
@@ -82,7 +82,7 @@ class Policy:
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Returns whether the pattern fits the weight's name or that of a module
+    """Returns whether the pattern fits the name of the weight or of a module
     around it: PEFT wraps modules, which makes a weight's name longer."""
     while name and not fnmatch.fnmatchcase(name, pattern):
         name = name.rpartition(".")[0]

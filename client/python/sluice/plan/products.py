@@ -49,7 +49,6 @@ class Products:
         self._paused = False
 
     def paused(self) -> contextlib.AbstractContextManager:
-        """Returns a context in which products are not recognized."""
         return swapped.attributes(self, _paused=True)
 
     def of(self, function: Callable, args: tuple) -> Product | None:

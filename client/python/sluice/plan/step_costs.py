@@ -61,8 +61,8 @@ class Measured:
 
     copied: Callable[[], CopyStats]  # totals over all steps so far
     device: torch.device
-    # By name. A layer that is frozen together with all layers before it is of a
-    # separate kind (FROZEN): it keeps nothing and has no backward.
+    # Kinds of layers by name. A layer that is frozen together with all layers
+    # before it is of a separate kind (FROZEN): it has no backward.
     kinds: dict[str, Kind] = field(default_factory=dict)
     # Spans that are not read yet: begin, end, callback for the seconds.
     _spans: list[tuple[Event, Event,
@@ -70,8 +70,8 @@ class Measured:
 
     @contextlib.contextmanager
     def layer(self, kind: str, direction: str, keeps: bool) -> Iterator[None]:
-        """Measures a whole "forward" or "backward" of a layer. `keeps`: it may
-        have a backward."""
+        """Measures a whole "forward" or "backward" of a layer. `keeps`: whether
+        the layer may have a backward."""
         sums = self._kind(kind if keeps else kind + FROZEN)
         before, start = self.copied(), compute_device.now(self.device)
         yield

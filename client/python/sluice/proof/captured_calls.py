@@ -1,4 +1,4 @@
-"""Records a model's calls of its layers, plain and streamed, for the probe."""
+"""Records a model's calls of its layers, and finds the kinds of layers."""
 from __future__ import annotations
 
 import contextlib
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
     x: Tensor
     args: tuple
     kwargs: dict[str, Any]
-    step: Step | None  # in which the masks among the arguments were made
+    step: Step | None  # the step in which the masks in `args` were made
 
 
 def probe_tokens(adapter: Model) -> Tensor:

@@ -54,10 +54,9 @@ LIMIT = 1e-3
 # Relative; outputs are well-conditioned, while some gradients are not.
 OUTPUT_LIMIT = 2e-5
 LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
-# Relative to the rows' deviation; near ties of routers are about 1e-6.
-MOVE = 1e-3
+MOVE = 1e-3  # relative perturbation of rows; near ties of routers are 1e-6
 SLOPE_LIMIT = 5e-2  # relative, of a gradient to finite differences in fp32
-SQUARES = 1e-2  # of a layer's bytes; less growth with S^2 is noise
+SQUARES = 1e-2  # a smaller share of bytes that grows with S^2 is noise
 
 
 def probe(adapter: Model, stream: Stream, may_be_whole: bool = False) -> None:

@@ -46,7 +46,7 @@ def of(model: nn.Module) -> Hashable | None:
         return None
     kinds = {kind for module in modules.values()
              for kind in plain_class(module).__mro__
-             if kind not in nn.Module.__mro__}  # transformers extends these
+             if kind not in nn.Module.__mro__}  # transformers adds to nn.Module
     return (found, *map(_functions, kinds), *map(_functions, {
         sys.modules[kind.__module__] for kind in kinds}),
         _functions(functional), torch.get_default_dtype())

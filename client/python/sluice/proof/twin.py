@@ -44,7 +44,7 @@ class Twin:
 
     Args:
         device: where the tensors of the twins are.
-        layers: modules that share the memory of their parameters.
+        layers: parameters of these with one path and shape share memory.
         known: replacements of objects, by id.
         idle: modules that trials do not run; they get no memory.
         vocabulary: (tokens, fewer): outside the layers a dimension of size
@@ -72,7 +72,7 @@ class Twin:
         modules = list(dict.fromkeys(m for r in roots for m in r.modules()))
         for module in modules:
             self._known[id(module)] = object.__new__(plain_class(module))
-        for module in modules:  # before attributes that refer to them
+        for module in modules:  # parameters first: attributes may hold them
             vars(self[module])["_parameters"] = {
                 name: self._parameter(module, name, parameter)
                 for name, parameter in module._parameters.items()}

@@ -1,7 +1,7 @@
 """The board passes messages among a job's ranks. A rank writes into the store
 of torch.distributed, through which the processes found each other, and the
-others read it from time to time. Not by collectives: all ranks would wait for
-each other in every step, mostly without a message."""
+others read it from time to time. With collectives all ranks would wait for each
+other in every step, mostly without a message."""
 from __future__ import annotations
 
 import contextlib

@@ -28,7 +28,7 @@ from sluice.ranks.board import Board
 # rank's node may first report what their daemon knows of it.
 NAMING_S = 0.5
 _TICK_MS = 100
-_LOOK_S = 0.2  # between two attempts to reach rank 0
+_LOOK_S = 0.2  # seconds between two attempts to reach rank 0
 _MOST_UNREAD = 256  # bytes buffered from a connection without a valid token
 # After two seconds of silence, four probes at intervals of one second.
 _KEEP_ALIVE = ((socket.TCP_KEEPIDLE, 2), (socket.TCP_KEEPINTVL, 1),
@@ -77,7 +77,7 @@ class Line:
         self._hears: weakref.WeakSet[Any] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._listener: socket.socket | None = None  # rank 0's
-        self._peers: list[_Peer] = []  # on rank 0 all others, else rank 0
+        self._peers: list[_Peer] = []  # on rank 0 all other ranks, else rank 0
         self._died, self._heard, self._ended = "", "", False
         self._token = ""
         if self.rank == 0:
@@ -98,8 +98,8 @@ class Line:
         os.register_at_fork(after_in_child=self._close)
 
     def heard_by(self, hears: Any) -> None:
-        """Calls `hears.peer_died`, on the line's thread, when it learns of a
-        death; a weak reference."""
+        """Calls `hears.peer_died`, on the line's thread, when this process
+        learns of a death. Keeps only a weak reference."""
         self._hears.add(hears)
 
     def tell(self, what: str) -> None:

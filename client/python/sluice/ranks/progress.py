@@ -1,7 +1,7 @@
-"""Reports a stream's progress on stderr. The training thread only notes its
-position; a second thread reads it once a second and prints lines: every few
-seconds in a long step, and, on every rank, if nothing has moved for longer than
-a limit, as when another rank is gone."""
+"""Reports a stream's progress on stderr. The threads that run the model only
+note the position. Another thread reads it once a second and prints lines: every
+few seconds in a long step, and, on every rank, if nothing has moved for longer
+than a limit, as when another rank is gone."""
 from __future__ import annotations
 
 import sys
@@ -34,9 +34,9 @@ class Place(NamedTuple):
 
 
 class Progress:
-    """The progress of one stream. The training thread calls `move`, `done` and
-    `idle`; another calls `look`. Both replace or read `_place` as a whole, so
-    that no lock is needed."""
+    """The progress of one stream. The threads that run the model, one at a
+    time, call `move`, `done` and `idle`; another thread calls `look`. All
+    replace or read `_place` as a whole, so that no lock is needed."""
 
     def __init__(self, layers: Iterable[nn.Module], stalled_s: float,
                  clock: Callable[[], float] = time.monotonic,
@@ -65,7 +65,7 @@ class Progress:
                                          "sluice progress")
 
     def done(self, layer: nn.Module) -> None:
-        """Notes a layer's end of backward; the first layer ends the step."""
+        """Notes the end of a layer's backward; layer 0's ends the step."""
         if self._index.get(layer) == 0:
             self.idle()
 
