@@ -8,7 +8,7 @@ namespace sluice::fake_cuda {
 namespace {
 
 [[noreturn]] void WrongRule(const std::string& path, const std::string& line) {
-  std::fprintf(stderr, "fake libcuda: rules=%s: not of this table: '%s'\n",
+  std::fprintf(stderr, "fake libcuda: rules=%s: no rule of rules.h fits '%s'\n",
                path.c_str(), line.c_str());
   std::abort();
 }

@@ -12,7 +12,7 @@ namespace sluice::fake_cuda {
 
 struct PlayedAnswer {
   int code = 0;  // 0: the call succeeds
-  int then = 0;  // the code of waiting for the stream afterwards
+  int then = 0;  // the code of the next wait for the stream
 };
 
 // Returns the rules for which the driver's answer differs from the assumed one.

@@ -114,8 +114,9 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
   board->ranks_ = ranks;
   board->rank_ = rank;
   why = shared.ranks != ranks
-            ? fmt::format("rank {} joins {} ranks, and another rank joins {}",
-                          rank, ranks, shared.ranks.load())
+            ? fmt::format(
+                  "rank {} joins as one of {} ranks, another as one of {}",
+                  rank, ranks, shared.ranks.load())
             : board->Enter(rank, device);
   if (!why.empty()) {
     failure = kInvalidUsage;
@@ -123,7 +124,8 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
     return nullptr;
   }
   board->AwaitOthers();
-  // Waits for a failure that is being written, unless its writer was killed.
+  // Waits until a failure is written. Its writer may have been killed, so it
+  // waits for about a second only.
   for (int i = 0; i < 1000 && shared.failure == kBeingWritten; ++i) {
     usleep(1000);
   }
