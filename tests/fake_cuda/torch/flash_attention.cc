@@ -72,7 +72,7 @@ Three FlashBackward(const at::Tensor& gradient, const at::Tensor& q,
                         gradient, output, lse);
 }
 
-// The functions below implement _flash_attention_forward and _backward, for
+// The functions below implement _flash_attention_forward and _backward. Their
 // tensors have rows before heads: [batch, rows, heads, dim].
 void CheckDense(const Maybe& a, const Maybe& b) {
   TORCH_CHECK(!IsGiven(a) && !IsGiven(b),

@@ -44,8 +44,8 @@ absl::Duration Copy(device::Driver& driver, Bytes size) {
   return absl::Now() - start;
 }
 
-// Tries to change the node's state as another user. Then sets every clock far
-// ahead, again and again.
+// Tries to change the node's state as another user. Then sets the clocks of all
+// links far ahead, again and again.
 void Scribble(const RunningDaemon& daemon) {
   ASSERT_EQ(setresuid(kLiar, kLiar, kLiar), 0);
   const std::string state = daemon.runtime_dir() + "/sim/node.state";
