@@ -167,7 +167,8 @@ def main():
                    for p in [*programs, "sluice-worker"])
     count = 0
     wrong = [f"{program} --help: {flag} has no description"
-             for program in programs for flag in undescribed(whole_help(os.path.join(folder,
+             for program in programs
+             for flag in undescribed(whole_help(os.path.join(folder,
                                                              program)))]
     for path, text in texts(root):
         if path.endswith((".cc", ".h")) and "sluice-train" in programs:
