@@ -15,8 +15,8 @@ namespace {
 
 struct Source {
   DevicePointer address = 0;
-  // A pageable source's bytes at the time of the call; null if it is pinned or
-  // a GPU's memory.
+  // A pageable source's bytes at the time of the call; null if the source is
+  // pinned or a GPU's memory.
   std::shared_ptr<std::vector<std::byte>> staged;
 };
 

@@ -60,7 +60,7 @@ struct EventState {
   ContextState* context = nullptr;
   bool timed = false;
   std::shared_ptr<Recording> last;  // null before the first recording
-  Clock seen;                       // its stream's clock at that recording
+  Clock seen;                       // the stream's clock at that recording
 };
 
 // The CPU faults at a reservation's addresses, except where cuMemSetAccess gave

@@ -16,7 +16,8 @@ struct Progress {
   uint64_t whole = 0;  // for a send: channel.put after its last byte
 };
 
-// Returns how many of `wanted` bytes lie between `at` and the ring's end.
+// Returns how many of `wanted` bytes fit between position `at` and the ring's
+// end.
 size_t Piece(uint64_t at, size_t wanted) {
   return std::min(wanted, kChannelBytes - at % kChannelBytes);
 }

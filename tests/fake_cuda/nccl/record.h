@@ -75,8 +75,8 @@ struct Side {
 // Returns how two records at the same place in the sequence, or the send and
 // receive of one message, differ.
 std::optional<std::string> Mismatch(const Side& one, const Side& other);
-// Returns how the positions of two records differ, of which Mismatch returns
-// nothing: the ranks use their communicators in different orders.
+// For two records without a Mismatch. Returns how their positions differ: the
+// ranks use their communicators in different orders.
 std::optional<std::string> Crossing(const Side& one, const Side& other);
 // `other` has issued an operation that `rank`, which is at `now`, has not.
 // Returns a message if `rank` is already past the position of that operation.

@@ -28,7 +28,7 @@ class Recorder {
     const std::string text = c10::toString(*name) + "\n";
     const MutexLock lock(mutex_);
     if (!seen_.insert(text).second) return;
-    // Without this line operators_test.py might pass by mistake.
+    // A missing line might let operators_test.py pass by mistake.
     if (write(file_, text.data(), text.size()) !=
         static_cast<ssize_t>(text.size())) {
       std::abort();

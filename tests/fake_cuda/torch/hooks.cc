@@ -1,5 +1,5 @@
-// What torch asks about CUDA apart from operators, such as the number of GPUs,
-// for which autograd starts a thread each.
+// What torch asks about CUDA apart from operators, such as the number of GPUs:
+// autograd starts a thread per GPU.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>

@@ -16,7 +16,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// The race detector gets a tensor of more than these pieces as one range.
+// The race detector gets a tensor of more pieces than this as one range.
 constexpr int64_t kMostPieces = 256;
 
 std::atomic<int64_t> looks{0};

@@ -202,7 +202,7 @@ TEST_P(TakenOver, MemoryThatWasTakenOverCanBeLeasedAgain) {
 }
 
 TEST_P(OfCuda, ADaemonThatEndsDuringAHungCallLeavesNoSocket) {
-  // With this host memory the daemon calls cuMemCreate already at its start.
+  // If the driver makes host memory, the daemon calls cuMemCreate at its start.
   if (std::get<0>(GetParam())) return;
   SetDriver(false, ",hang=cuMemCreate:1");
   RunningDaemon daemon(kToml);

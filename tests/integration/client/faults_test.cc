@@ -127,7 +127,7 @@ bool WasMet(const std::string& runtime_dir) {
   return (*node)->state().failures_armed == 0;
 }
 
-// Waits until no planted fault is left: background work may meet it later.
+// Waits until no planted fault is left: background work may meet a fault late.
 bool IsMetSoon(const std::string& runtime_dir) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   while (!WasMet(runtime_dir) && absl::Now() < end) {
@@ -138,8 +138,8 @@ bool IsMetSoon(const std::string& runtime_dir) {
 
 struct Fault {
   const char* call;
-  // Whether the error fails the rank, or the daemon's start. Other errors do
-  // not: they occur during a cleanup, say, which continues.
+  // Whether the error fails the rank or the daemon's start. If not, the caller
+  // goes on, as in a cleanup.
   bool felt;
 
   friend void PrintTo(const Fault& fault, std::ostream* out) {

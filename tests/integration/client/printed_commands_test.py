@@ -16,7 +16,7 @@ import subprocess
 import sys
 
 # Flags in these files that are in no --help: most are of the system's programs,
-# which the comment names.
+# which the comments beside the files name.
 OF_THE_SYSTEM = {
     "client/ctl/bundle/support_bundle.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},

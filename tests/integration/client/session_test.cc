@@ -281,8 +281,8 @@ struct Copied {
   double h2d = 0, d2h = 0;  // bytes per second
 };
 
-// Returns the rates at which a rank gets grants that asks for all it can in
-// both directions, on a link of 90 MB/s for both directions together.
+// Returns the rates of the grants to a rank that asks for all it can in both
+// directions, on a link of 90 MB/s for both directions together.
 Copied TakeGrantsBothWays() {
   RunningDaemon daemon(R"(
 [sim]

@@ -76,7 +76,8 @@ class HttpAttack : public ::testing::Test {
   Bytes before_;
 };
 
-// This and the next three tests guard against a daemon that stores all bytes.
+// This and the next three tests guard against a daemon that stores all that it
+// receives.
 TEST_F(HttpAttack, AnEndlessRequestLineIsCutOff) { Flood("GET /", "x"); }
 
 TEST_F(HttpAttack, AnEndlessHeaderIsCutOff) {

@@ -50,7 +50,7 @@ TEST_F(ReloadTest, TheSocketStaysWithoutAnyRank) {
   Append("[log]\nlevel = \"debug\"\n");
   HangUp();
   ASSERT_EQ(daemon_.Join(), 0);
-  auto client = RawClient::Connect(daemon_.socket());  // waits in the socket
+  auto client = RawClient::Connect(daemon_.socket());  // waits for an accept
   ASSERT_THAT(client, IsOk());
   daemon_.Start();
   EXPECT_THAT(client->Observe(), IsOk());

@@ -57,7 +57,7 @@ TEST(DaemonRobust, GarbageEndsTheSessionThatSentIt) {
                                 RawClient::Connect(daemon.socket()));
     std::string bytes(size, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    bytes[0] = '\xff';  // no packet begins so
+    bytes[0] = '\xff';  // no packet begins with this byte
     ASSERT_EQ(send(client.fd(), bytes.data(), bytes.size(), 0),
               static_cast<ssize_t>(size));
     ExpectEnded(client);
@@ -121,7 +121,7 @@ TEST(DaemonRobust, SurplusDescriptorsAreClosedNotKept) {
   UniqueFd reader(ends[0]), writer(ends[1]);
   wire::Request request;
   request.mutable_free()->set_lease_id(1);
-  // If it refuses the request or not, the daemon must close the pipe.
+  // Whether it refuses the request or not, the daemon must close the pipe.
   client.Call(request, {writer.get(), writer.get()}).status().IgnoreError();
   writer.Reset();
   char byte;

@@ -316,8 +316,8 @@ TEST(DaemonGrants, TheLimitsPageIsReadOnlyAndTheUsePageCannotShrink) {
   EXPECT_GT(limit, 0u);
   const absl::Time begin = absl::Now();
   use->slot.used_bytes[kH2d] = limit;
-  // The limit grows by 2 GB/s while the daemon's thread has the CPU. Within 10
-  // s it must grow by 300 MB, and at less than 10 GB/s.
+  // The limit grows by 2 GB/s while the daemon's thread has the CPU. Here it
+  // must grow by 300 MB within 10 s, and at less than 10 GB/s.
   uint64_t later = limit;
   for (int i = 0; i < 1000 && later - limit < 300'000'000u; ++i) {
     absl::SleepFor(absl::Milliseconds(10));

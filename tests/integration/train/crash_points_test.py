@@ -87,8 +87,8 @@ def died_under_ranks(path, plan):
 class CrashPoints(harness.TrainTest):
 
     def kept(self, program):
-        """Starts a keeper that runs `program` as its daemon, and names it the
-        file self.plan, by which crashing-sluiced dies."""
+        """Starts a keeper that runs `program` as its daemon. crashing-sluiced
+        dies at the points in the file self.plan."""
         runtime, config = self.configure()
         self.plan = self.path("plan")
         self.log = open(self.path("keeper.log"), "w", encoding="utf-8")
