@@ -15,9 +15,9 @@ struct PlayedAnswer {
   int then = 0;  // the code of the next wait for the stream
 };
 
-// Returns the rules for which the driver's answer differs from the assumed one.
-// Ends the process if `path` is not a rules.diff of this table of rules. Lines
-// without an answer change nothing.
+// Returns the rules for which the driver's answer differs from the assumed
+// answer. Ends the process if `path` is not a rules.diff of this table of
+// rules. Lines without an answer change nothing.
 std::map<Rule, PlayedAnswer> ReadAnswers(const std::string& path);
 
 }  // namespace sluice::fake_cuda

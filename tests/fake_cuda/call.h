@@ -25,7 +25,7 @@ class ABSL_SCOPED_LOCKABLE Call {
  public:
   // A releasing call returns an ordered failure after the release: "this
   // function may also return error codes from previous, asynchronous launches"
-  // (cuda.h says so of most such calls; assumed of the others).
+  // (cuda.h says so of most such calls; assumed of the other calls).
   enum Kind { kActs, kReleases };
 
   Call(std::string_view name, Needs needs, Kind kind = kActs)

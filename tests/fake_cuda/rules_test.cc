@@ -294,7 +294,7 @@ TEST_F(Rules, CallsThatBreakElapsedTimeRulesAreRefused) {
 }
 
 // If no context is pushed, cuCtxSetCurrent sets the context that lies below all
-// pushed ones, and which is not popped.
+// pushed contexts, and that is not popped.
 TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   std::thread([&] {
     Context current = nullptr;

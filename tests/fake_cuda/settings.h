@@ -1,7 +1,7 @@
 // The node that the fake driver emulates, and the failures to simulate.
 //
-// They are read once from the environment, SLUICE_FAKE_CUDA="gpus=2,rdma=1,…";
-// a test in the same process changes them with fake_cuda_set (control.h).
+// The settings are read once from the environment, SLUICE_FAKE_CUDA="gpus=2,…".
+// A test in the same process changes them with fake_cuda_set (control.h).
 //
 //   gpus=1                 number of GPUs; CUDA_VISIBLE_DEVICES=1,0 hides and
 //                          renumbers them, by number, UUID, or the beginning of

@@ -39,7 +39,7 @@ enum class Operation : int {
 struct What {
   Operation operation = Operation::kAllReduce;
   DataType type = kFloat32;
-  Reduction reduction = kSum;  // only if Reduces(operation)
+  Reduction reduction = kSum;  // used only if Reduces(operation)
   int root = -1;               // the root, or the peer of a send or receive
   uint64_t count = 0;
 };

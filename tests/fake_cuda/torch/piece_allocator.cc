@@ -7,7 +7,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-constexpr size_t kAlignment = 512;  // as in torch's own
+constexpr size_t kAlignment = 512;  // as in torch's allocator
 PieceAllocator* installed = nullptr;
 
 }  // namespace

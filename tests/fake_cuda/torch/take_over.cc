@@ -3,8 +3,7 @@
 // code can run here.
 //
 // This file must be linked first in this library: the dispatcher uses the
-// kernel that was registered last, which must be that of another file if there
-// is one.
+// kernel that was registered last. That must be another file's kernel.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>

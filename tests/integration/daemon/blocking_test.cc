@@ -111,7 +111,7 @@ TEST(DaemonBlocking, ALingeringDescriptorInAnUnreadPacketBlocksNothing) {
     for (int i = 0; i < 5; ++i) {
       SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client,
                                   wire::Connect(daemon.socket()));
-      // This packet ends the session, so the daemon never reads the next ones.
+      // This packet ends the session, so the daemon never reads the next.
       ASSERT_EQ(send(client.get(), "\xff\xff", 2, 0), 2);
       SendLingering(client.get(), {FreePacket(), FreePacket(), FreePacket()},
                     readers);

@@ -1,4 +1,4 @@
-// Tests that a client that connects between two daemons waits for the next one.
+// Tests that a client that connects between two daemons waits for the second.
 // The keeper stores the session socket, or systemd made it (socket activation).
 #include <signal.h>
 #include <sys/socket.h>

@@ -89,7 +89,8 @@ TEST_F(TakeOver, ARankStaysAttached) {
               HasSubstr("\nsluice_kept 1\n"));
 }
 
-// Guards against a new socket under the old one's name that is not kept.
+// Guards against a new listening socket that is not kept because the old socket
+// was kept under the same name.
 TEST_F(TakeOver, AReplacedListenerIsKeptToo) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -97,7 +98,7 @@ TEST_F(TakeOver, AReplacedListenerIsKeptToo) {
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
   daemon_.Kill();
-  // No daemon accepts it yet.
+  // No daemon accepts this connection yet.
   RawClient next = Connected(daemon_);
   daemon_.Start();
   EXPECT_THAT(next.Observe(), IsOk());
@@ -279,7 +280,7 @@ TEST_F(TakeOver, OnlyTheSessionWithABadUsePageEnds) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// The keeper gets a descriptor under an extent's name that is no extent.
+// The keeper has a descriptor that is no extent under an extent's name.
 TEST_F(TakeOver, ADescriptorThatIsNoExtentIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();

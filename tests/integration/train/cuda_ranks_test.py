@@ -102,9 +102,9 @@ class Computes(CudaRanks):
         self.expect_few_waits(*RUN, ranks=2)
 
     def test_the_optimizers_collectives_are_those_of_the_formula(self):
-        """testing::OptimizerCollectives() counts 9 collectives per step for this
-        model on 2 ranks: 8 by NCCL, and the norm's on the CPU (planner_stream's
-        states_test)."""
+        """testing::OptimizerCollectives() counts 9 collectives per step for
+        this model on 2 ranks: 8 by NCCL, and the norm's on the CPU
+        (planner_stream's states_test)."""
         socket = self.cuda_daemon()
         self.play_nccl("silent=1,aborts=0,counts=1")
         issued = {}
