@@ -20,7 +20,6 @@ SLUICE_FAKE_CONTROL long fake_cuda_setting(const char* name);
 SLUICE_FAKE_CONTROL void fake_cuda_take_findings(std::string& findings);
 // Lists the live objects, as in "3 streams, 1 events", or "" if there are none.
 SLUICE_FAKE_CONTROL void fake_cuda_alive(std::string& alive);
-// Returns how often a function was called.
 SLUICE_FAKE_CONTROL long fake_cuda_calls(const char* function);
 // Returns how often a rule (enum Rule) was broken.
 SLUICE_FAKE_CONTROL int fake_cuda_broken(int rule);

@@ -81,7 +81,6 @@ struct Shared {
   Channel channels[kMaxRanks][kMaxRanks];  // [from][to]
 };
 
-// A rank and the number of ranks.
 struct Place {
   int rank = 0;
   int ranks = 0;

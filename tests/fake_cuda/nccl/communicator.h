@@ -22,7 +22,6 @@ class Communicator {
   // Waits until all ranks have joined.
   static Result Join(int ranks, const UniqueId& id, int rank,
                      Communicator** made);
-  // Returns whether this pointer is a live communicator.
   static bool IsLive(const Communicator* communicator);
   // Releases the handle, which must not be used afterwards. Queued operations
   // keep what they use alive.

@@ -8,7 +8,6 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// A running transfer.
 struct Progress {
   Transfer transfer;
   Channel& channel;

@@ -25,7 +25,6 @@ class Sequence {
 
   // Records a group's operations for the other ranks. Returns how they disagree
   // with the operations that the others have issued so far, or an empty string.
-  // So the second of two ranks to publish finds that they disagree.
   std::string Publish(const Hold& in, const std::vector<What>& group);
 
  private:

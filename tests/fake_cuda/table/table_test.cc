@@ -259,7 +259,6 @@ TEST_F(CudaTable, ALostGpuIsUnavailableAndTheOtherStillWorks) {
   EXPECT_THAT(Mapped(kOnGpu1, kGpu1), IsOk());
 }
 
-// Guards against a HeldOutside that fails for all GPUs because one is lost.
 TEST_F(CudaTable, HeldOutsideOmitsOnlyTheLostGpu) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto beside, OpenCudaDriver());

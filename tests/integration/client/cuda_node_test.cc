@@ -291,7 +291,6 @@ std::string Ctl(const std::string& socket,
   return Child::Spawn(words)->Join().out;
 }
 
-// Guards against a daemon that cannot start because one GPU is lost.
 TEST_P(OfCuda, AGpuThatIsLostAtTheStartIsNamedAndTheOtherIsServed) {
   LoseGpu(0);
   RunningDaemon daemon(kToml);
@@ -393,7 +392,6 @@ TEST_P(BesideLeases, MemoryOutsideLeasesBeyondTheReserveIsNotFree) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Guards against a query of all GPUs that fails because one of them is lost.
 TEST_P(BesideLeases, MemoryOutsideLeasesIsSeenWhileAnotherGpuIsLost) {
   RunningDaemon daemon(kToml);
   LoseGpu(1);

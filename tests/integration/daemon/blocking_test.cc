@@ -233,7 +233,6 @@ TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   EXPECT_THAT(client.Call(query, {}, 1000), IsOk());
 }
 
-// Guards against an error that comes only after a minute.
 TEST(DaemonBlocking, SluicectlReportsAStoppedDaemonWithinSeconds) {
   RunningDaemon daemon;
   daemon.process().Kill(SIGSTOP);

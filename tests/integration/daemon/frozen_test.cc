@@ -66,7 +66,6 @@ void Damage(const UniqueFd& state) {
   }
 }
 
-// Guards against a daemon that ends every session and releases the memory.
 TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -107,7 +106,6 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against a daemon that ends every session as GPU 1 no longer exists.
 TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   daemon_.Start();
   RawClient rank = Connected();

@@ -108,7 +108,6 @@ void ExpectPolicyIsRefused(const std::string& text,
 
 // Returns the pool of GPU `gpu`, as the daemon at `socket` tells an observer.
 absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
-// Returns the host pool of NUMA node `numa`, likewise.
 absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
 // Waits until the whole pool of GPU `gpu` is free. Returns the time it took, or
 // DeadlineExceeded.

@@ -76,8 +76,6 @@ class HttpAttack : public ::testing::Test {
   Bytes before_;
 };
 
-// This and the next three tests guard against a daemon that stores all that it
-// receives.
 TEST_F(HttpAttack, AnEndlessRequestLineIsCutOff) { Flood("GET /", "x"); }
 
 TEST_F(HttpAttack, AnEndlessHeaderIsCutOff) {
@@ -94,7 +92,6 @@ TEST_F(HttpAttack, AnEndlessChunkedBodyIsCutOff) {
       "8\r\n01234567\r\n");
 }
 
-// Guards against a daemon that answers no /metrics beside three slow senders.
 TEST_F(HttpAttack, SlowSendersDelayNoOtherRequest) {
   std::vector<UniqueFd> tricklers;
   for (int i = 0; i < 12; ++i) tricklers.push_back(HttpConnect(address_));

@@ -89,7 +89,7 @@ TEST(DaemonNodeState, ARankSurvivesAnotherUsersWritesToSharedState) {
     EXPECT_THAT(
         driver->Import(lease.fds[0], device::Placement::Gpu(kGpu), MiB(4)),
         IsOk());
-    // 8 slices, each behind at most 64 others.
+    // 8 slices, each behind at most 64 other slices.
     const absl::Duration took = Copy(*driver, MiB(8));
     EXPECT_LT(took, absl::Seconds(8));
     printf("copied 8 MiB in %s\n", absl::FormatDuration(took).c_str());

@@ -225,7 +225,6 @@ TEST(DaemonPlan, AnotherRequestWithTheIdOfAnAnsweredProfileIsRefused) {
   EXPECT_THAT(
       a.Call(other, {}, kSubmitted),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("profile")));
-  // The session goes on, and so does the plan.
   EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
   ASSERT_THAT(Submit(b, plan::Encode(ProfileOf(1, 1))), IsOk());
   EXPECT_THAT(NextPlan(b), IsOk());
@@ -292,8 +291,6 @@ std::string LongProfile(int rank, int gpu, int buffers) {
   return plan::Encode(profile);
 }
 
-// Guards against a daemon that keeps and decodes thousands of one rank's
-// profiles while another rank's profile waits.
 TEST(DaemonPlan, ManyProfilesOfOneRankDelayNoOtherAndAreNotKept) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,

@@ -33,7 +33,6 @@ class ReloadTest : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Guards against a SIGHUP that is only logged.
 TEST_F(ReloadTest, ANewLimitBindsAndTheRankStaysAttached) {
   daemon_.Start();
   RawClient rank = Attached();

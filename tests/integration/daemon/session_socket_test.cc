@@ -56,7 +56,6 @@ class SessionSocket : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Guards against a daemon without ranks that removes its socket.
 TEST_F(SessionSocket, TheSocketStaysWhenAnIdleDaemonIsTerminated) {
   daemon_.Start();
   End();
@@ -164,7 +163,6 @@ pid_t ChildOf(pid_t keeper) {
   return child;
 }
 
-// Guards against clients that are refused until the next daemon has started.
 TEST(KeptSessionSocket, NoClientIsRefusedWhileTheIdleDaemonIsReplaced) {
   RunningDaemon daemon("", {.kept = true});
   std::atomic<bool> ends = false;

@@ -111,7 +111,6 @@ TEST(DaemonSession, RefusalsStateAskedFreeAndTotalBytes) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(36)), IsOk());
 }
 
-// Guards against a socket that is closed before the reason arrives.
 TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
   RunningDaemon daemon("[quota]\nsessions = 1\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient first,
@@ -126,7 +125,6 @@ TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
   }
 }
 
-// Guards against leases on any GPU by any user.
 TEST(DaemonSession, OnlyProcessesThatMayOpenAGpusNodeUseTheGpu) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const auto as_other = [](const RunningDaemon& daemon) {

@@ -105,7 +105,6 @@ TEST_F(TakeOver, AReplacedListenerIsKeptToo) {
   ExpectServed(rank);
 }
 
-// Guards against a failed start that removes the socket and ends the sessions.
 TEST_F(TakeOver, AFailedStartLeavesAllToTheNextDaemon) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -396,7 +395,6 @@ TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {
   ExpectServed(rank);
 }
 
-// Guards against one user that takes all places of a small store.
 TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheKeptExtents) {
   KeptDaemon daemon("[pools]\nextent_bytes = \"64KiB\"\n", 200);
   daemon.Start();
@@ -419,8 +417,6 @@ TEST_F(TakeOver, AnEndingDaemonDoesNotWaitForASilentKeeper) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
-// Guards against a daemon that waits because it leaves ranks to the next
-// daemon.
 TEST_F(TakeOver, AnEndingDaemonWithRanksDoesNotWaitForASilentKeeper) {
   daemon_.Start();
   RawClient rank = Attached();

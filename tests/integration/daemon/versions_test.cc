@@ -84,7 +84,6 @@ TEST_F(Versions, RanksStayAttachedToTheNextVersionAndBack) {
   EXPECT_THAT(rank.Free(lease.body.granted().lease_id()), IsOk());
 }
 
-// Guards against a daemon that ends the sessions and releases their memory.
 TEST_F(Versions, AnUnknownStateStaysForANewerDaemon) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
