@@ -151,8 +151,8 @@ Result cuMemMap(DevicePointer address, size_t size, size_t offset,
   SLUICE_FAKE_REQUIRE(
       call, size > 0 && size % granularity == 0 && address % granularity == 0,
       kGranularity);
-  // A size above the memory's may be a lie of another process, so it breaks no
-  // rule of the caller.
+  // A size above the memory's breaks no rule of this process: the process that
+  // exported the memory may have told a wrong size.
   if (size > allocation.size) return kInvalidValue;
   SLUICE_FAKE_REQUIRE(call, offset == 0 && size == allocation.size,
                       kWholeMemory);

@@ -12,12 +12,12 @@ namespace sluice::fake_cuda {
 
 struct PlayedAnswer {
   int code = 0;  // 0: the call succeeds
-  int then = 0;  // the code of waiting for the stream afterwards
+  int then = 0;  // the code of the next wait for the stream
 };
 
-// Returns the rules for which the driver's answer differs from the assumed one.
-// Ends the process if `path` is not a rules.diff of this table of rules. Lines
-// without an answer change nothing.
+// Returns the rules for which the driver's answer differs from the assumed
+// answer. Ends the process if `path` is not a rules.diff of this table of
+// rules. Lines without an answer change nothing.
 std::map<Rule, PlayedAnswer> ReadAnswers(const std::string& path);
 
 }  // namespace sluice::fake_cuda

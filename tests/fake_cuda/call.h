@@ -25,7 +25,7 @@ class ABSL_SCOPED_LOCKABLE Call {
  public:
   // A releasing call returns an ordered failure after the release: "this
   // function may also return error codes from previous, asynchronous launches"
-  // (cuda.h says so of most such calls; assumed of the others).
+  // (cuda.h says so of most such calls; assumed of the other calls).
   enum Kind { kActs, kReleases };
 
   Call(std::string_view name, Needs needs, Kind kind = kActs)
@@ -37,20 +37,23 @@ class ABSL_SCOPED_LOCKABLE Call {
   Result result() const { return result_; }
   ContextState* context() const { return context_; }
 
-  // Records that the caller broke a rule. Returns the rule's code.
+  // Records that the caller broke a rule. Returns the emulated driver's code
+  // (setting `rules`) if that driver was tested, else the rule's.
   Result Refuse(Rule rule, std::string_view detail = "");
   // Returns whether the emulated driver accepts calls that break this rule.
   bool LetsPass(Rule rule) const;
-  // Refuses a range that may not be used on this stream. The emulated driver
-  // may report that later, when the stream is waited for.
+  // Refuses a call because `stream` may not use a range of it. If the emulated
+  // driver accepts such calls but reports an error when the stream is waited
+  // for, enqueues an operation that loses the context with that error instead.
   Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
-  // Records a broken rule that the emulated driver accepts. If that driver
-  // reports an error later, the contexts on `gpus` are lost.
+  // If the emulated driver accepts calls that break this rule but reports an
+  // error later, the contexts on `gpus` are lost with that error.
   void LoseLater(Rule rule, const std::set<int>& gpus);
   // Returns whether a device exists and is not lost. If not, result() is the
   // error.
   bool CheckDevice(int device);
-  // Returns the ordered failure of a releasing call, or success.
+  // Returns success, or the error that a releasing call returns after its
+  // release: an ordered failure, or that of a lost context.
   Result Done() const { return late_; }
   // Returns the live stream of this handle; a null handle means the current
   // context's own stream. Returns null if the call is refused; result() is the
@@ -74,8 +77,8 @@ class ABSL_SCOPED_LOCKABLE Call {
   ContextState* context_ = nullptr;
 };
 
-// Waits for all streams if the emulated driver accepts a call that breaks this
-// rule without a later error: that driver must wait, too.
+// Waits for all streams if the emulated driver accepts calls that break this
+// rule and reports no later error: such a driver must itself wait.
 void AwaitWhatIsPlayed(Rule rule);
 
 // Returns whether an error makes its context unusable (cuda.h: "the process
@@ -84,7 +87,8 @@ bool IsSticky(Result result);
 
 }  // namespace sluice::fake_cuda
 
-// Returns from the calling function if the call broke the rule.
+// Refuses the call and returns from its function if `condition` is false and
+// the emulated driver refuses calls that break the rule.
 #define SLUICE_FAKE_REQUIRE(call, condition, rule)  \
   if (!(condition) && !(call).LetsPass(Rule::rule)) \
   return (call).Refuse(Rule::rule)

@@ -18,18 +18,18 @@ SLUICE_FAKE_CONTROL long fake_cuda_setting(const char* name);
 // Moves this process's findings into `findings`, one per line, so that they do
 // not count at the process's end.
 SLUICE_FAKE_CONTROL void fake_cuda_take_findings(std::string& findings);
-// Lists the live objects: "3 streams, 1 events".
+// Lists the live objects, as in "3 streams, 1 events", or "" if there are none.
 SLUICE_FAKE_CONTROL void fake_cuda_alive(std::string& alive);
-// Return how often a function was called, and how often a rule was broken.
 SLUICE_FAKE_CONTROL long fake_cuda_calls(const char* function);
+// Returns how often a rule (enum Rule) was broken.
 SLUICE_FAKE_CONTROL int fake_cuda_broken(int rule);
 // Returns the number of copies from or to pageable memory, which are not
 // asynchronous.
 SLUICE_FAKE_CONTROL long fake_cuda_pageable_copies();
 // Returns the number of allocations that network cards can reach.
 SLUICE_FAKE_CONTROL long fake_cuda_rdma_memories();
-// Revives lost contexts and forgets ordered failures, as if the process had
-// been restarted.
+// Revives lost contexts and the GPU of the setting `lose`, and forgets ordered
+// failures.
 SLUICE_FAKE_CONTROL void fake_cuda_recover();
 
 // Bytes that an operation of a stream reads or writes: a GPU's memory, or
@@ -41,8 +41,9 @@ struct Access {
 };
 // The addresses at which this process's CPU reaches the bytes of each access.
 using Views = std::vector<std::byte*>;
-// Moves out the accesses of a stream's operations since the last call, by the
-// addresses that they named. Recording starts with the first call for a stream.
+// Moves the accesses of a stream's operations since the last call for it into
+// `accesses`, with the addresses that the operations named. Recording starts
+// with the first call for a stream.
 SLUICE_FAKE_CONTROL void fake_cuda_take_accesses(void* stream,
                                                  std::vector<Access>& accesses);
 // Runs host code as one operation of a stream of the current context (null: the
@@ -50,7 +51,7 @@ SLUICE_FAKE_CONTROL void fake_cuda_take_accesses(void* stream,
 // in the stream's order, with a delay, and not at all in a lost context. The
 // rules of copies and the race detector apply to its accesses, under the name
 // `what`. Returns CUDA's code. `work` must not call the driver; while it waits
-// for other operations it must check fake_cuda_gone, and end.
+// for other operations it must call fake_cuda_gone, and end if that is true.
 SLUICE_FAKE_CONTROL int fake_cuda_run(
     void* stream, const std::string& what, const std::vector<Access>& accesses,
     const std::function<void(const Views&)>& work);

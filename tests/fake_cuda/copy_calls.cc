@@ -13,10 +13,10 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// The source of a copy: an address, or if it is pageable its bytes at the time
-// of the call.
 struct Source {
   DevicePointer address = 0;
+  // A pageable source's bytes at the time of the call; null if the source is
+  // pinned or a GPU's memory.
   std::shared_ptr<std::vector<std::byte>> staged;
 };
 
@@ -100,8 +100,8 @@ Result cuMemcpyAsync(DevicePointer to, DevicePointer from, size_t size,
     ++world.pageable_copies;
     if (world.settings.Get("pageable") == 0) {
       world.Find(fmt::format(
-          "cuMemcpyAsync: {} bytes of pageable memory (ours: copied host "
-          "memory is pinned)",
+          "cuMemcpyAsync: {} bytes of pageable memory (Sluice's own rule: "
+          "host memory that is copied is pinned)",
           size));
     }
   }

@@ -13,8 +13,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// Returns the number of findings of the node's processes; only the node's maker
-// calls it.
+// Returns the number of findings of all processes of the node.
 size_t FindingsOfTheNode(const std::string& folder) {
   std::ifstream file(folder + "/findings");
   size_t lines = 0;
@@ -128,8 +127,8 @@ Result cuDeviceGetCount(int* count) {
   return kSuccess;
 }
 
-// A device is a GPU's number in the node, not its ordinal. So a program that
-// confuses them is found if CUDA_VISIBLE_DEVICES renumbers.
+// A Device is the GPU's number in the node, not its ordinal, so that a program
+// that confuses the two fails if CUDA_VISIBLE_DEVICES renumbers the GPUs.
 Result cuDeviceGet(Device* device, int ordinal) {
   Call call("cuDeviceGet", Needs::kInitialised);
   if (call.failed()) return call.result();
@@ -198,7 +197,7 @@ Result cuDeviceGetPCIBusId(char* bus, int length, Device device) {
   Call call("cuDeviceGetPCIBusId", Needs::kInitialised);
   if (call.failed() || !call.CheckDevice(device)) return call.result();
   SLUICE_FAKE_REQUIRE(call, bus != nullptr && length >= 13, kArguments);
-  // In upper case, which a driver may use.
+  // In upper case, as a driver may print it.
   std::snprintf(bus, static_cast<size_t>(length), "0000:%02X:00.0",
                 device + 0x3A);
   return kSuccess;

@@ -5,7 +5,7 @@
 #include "kernels/device/cuda/api.h"
 #include "tests/fake_cuda/control.h"
 
-// NOLINTBEGIN: the table names types as its own namespace does.
+// NOLINTBEGIN: the table names types without their namespace.
 using namespace sluice::device::cuda;
 
 #define SLUICE_FAKE_EXPORT(name, ...) \

@@ -32,7 +32,7 @@ bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
          shared <= 48 * 1024;
 }
 
-// Returns the path of the forms next to this library.
+// Returns the path of the library of CPU forms that lies beside this one.
 std::string DefaultForms() {
   Dl_info info = {};
   dladdr(reinterpret_cast<const void*>(&IsLaunchable), &info);

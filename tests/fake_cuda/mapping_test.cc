@@ -1,5 +1,5 @@
 // Tests that unmapping a lease on the fake driver pins no byte again, which
-// would cost time on a real driver.
+// would cost time on a real driver, and that a failed mapping leaves nothing.
 #include "client/session/mapping.h"
 
 #include <gmock/gmock.h>

@@ -180,8 +180,8 @@ Result cuMemGetAllocationPropertiesFromHandle(AllocationProperties* properties,
   properties->handle_types = it->second->exportable ? kHandlePosixFd : 0;
   properties->location = it->second->where;
   // NVIDIA does not document whether this is the exporter's or the importer's
-  // number of the GPU, which differ with CUDA_VISIBLE_DEVICES. It is neither
-  // here, so that no program relies on it.
+  // number of the GPU, which differ with CUDA_VISIBLE_DEVICES. The fake returns
+  // neither, so that no program relies on either.
   if (it->second->imported && IsOnDevice(properties->location)) {
     properties->location.id = kNobodysCount;
   }

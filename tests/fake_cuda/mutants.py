@@ -133,8 +133,9 @@ class Build:
 
 
 def run(program, *arguments, timeout=60, **environment):
-    """Returns (exit status, all output), or (None, "") if the program hung. The
-    fake node is this call's own: a crashing program leaves its node behind."""
+    """Returns (exit status, all output), or (None, "") if the program hung.
+    Each call makes and removes a node's folder: a program that crashes leaves
+    its own behind."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as node:
         environment["SLUICE_FAKE_CUDA_NODE"] = node
         try:

@@ -1,4 +1,4 @@
-// Per-thread data of these libraries.
+// Per-thread data of the fake libraries.
 #pragma once
 
 #include <deque>
@@ -10,10 +10,10 @@ namespace sluice::fake_cuda {
 
 // Returns this thread's object of type T. The thread's first call makes the
 // object, and nothing destroys it, even after the thread's end. thread_local
-// does not suffice: exit() destroys such objects before the functions of atexit
-// run, and those make the process's last calls.
+// does not suffice: exit() destroys thread_local objects before the functions
+// of atexit run, and these functions make the process's last calls.
 //
-// Thread safety: safe.
+// Thread safety: thread-safe.
 template <typename T>
 T& OfThread() {
   struct All {

@@ -32,7 +32,7 @@ class Clock {
   std::vector<uint64_t> seen_;
 };
 
-// The latest operation of each stream that used something.
+// The latest operation of each stream that used a piece of memory.
 using Uses = std::map<size_t, uint64_t>;
 bool AllSeen(const Uses& uses, const Clock& by);
 
@@ -49,9 +49,9 @@ struct Timeline {
   uint64_t now() const { return clock.Seen(stream); }
 };
 
-// Bytes [begin, end) of one object: a piece of memory, or plain addresses.
+// Bytes [begin, end) of a piece of memory, or plain addresses.
 struct Extent {
-  uint64_t object = 0;
+  uint64_t object = 0;  // the memory's id, or 0 for plain addresses
   uint64_t begin = 0;
   uint64_t end = 0;
 };

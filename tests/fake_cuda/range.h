@@ -19,7 +19,7 @@ struct Range {
   std::byte* view = nullptr;  // this process's address for reading and writing
   struct Part {
     Extent extent;
-    Uses* uses = nullptr;  // of the mapping or registration; null: pageable
+    Uses* uses = nullptr;  // of its mapping or registration, or null
   };
   std::vector<Part> parts;
   std::optional<Rule> broken;  // if set, the other fields have no meaning
@@ -27,7 +27,8 @@ struct Range {
   bool IsPageable() const { return kind == Kind::kPageable; }
 };
 
-// The caller must hold the world's lock, also while it uses the result.
+// Finds the kind of a range for context `by`. The caller must hold the world's
+// lock, also while it uses the result.
 Range Resolve(World& world, DevicePointer address, size_t size,
               const ContextState& by);
 // Records that the latest operation of `by` accesses the range, to find races.

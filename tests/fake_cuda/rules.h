@@ -2,7 +2,7 @@
 //
 // A call that breaks a rule is refused with the code of the rule's row, and the
 // process exits with an error (world.h), even if a real driver accepts the
-// call.
+// call. The setting `rules` plays a real driver's code instead.
 //
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
 //               with the comment in CUDA 13.0's cuda.h that says so
@@ -24,20 +24,20 @@ namespace sluice::fake_cuda {
 // clang-format off
 #define SLUICE_FAKE_CUDA_RULES(X) \
   X(Initialised, 3, documented, "cuInit comes first", "CUDA_ERROR_NOT_INITIALIZED") \
-  X(NotForked, 3, assumed, "a forked child does not use its parent's driver", "the programming guide's word on fork; nothing in cuda.h; H100: so") \
+  X(NotForked, 3, assumed, "a forked child does not use its parent's driver", "the programming guide says so of fork, cuda.h says nothing; H100: so") \
   X(CurrentContext, 201, documented, "the thread has a current context", "CUDA_ERROR_INVALID_CONTEXT") \
   X(ReleaseNeedsContext, 201, assumed, "streams and events are destroyed with a context current", "cuEventDestroy lists INVALID_CONTEXT and says no more; H100: passes") \
   X(LiveContext, 709, documented, "the context still lives", "CUDA_ERROR_CONTEXT_IS_DESTROYED") \
   X(KnownContext, 201, documented, "only a context is pushed", "cuCtxPushCurrent") \
   X(PopPushed, 201, documented, "no more contexts are popped than were pushed", "cuCtxPopCurrent") \
   X(ReleaseRetained, 201, documented, "a primary context is released as often as retained", "cuDevicePrimaryCtxRelease") \
-  X(EmptyContext, 0, assumed, "streams, events and registrations go before their context", "cuDevicePrimaryCtxRelease resets the context and does not say what becomes of handles") \
+  X(EmptyContext, 0, assumed, "streams, events and registrations end before their context", "cuDevicePrimaryCtxRelease resets the context and does not say what becomes of handles") \
   X(DeviceExists, 101, documented, "the device is one of cuDeviceGetCount", "CUDA_ERROR_INVALID_DEVICE") \
   X(Arguments, 1, documented, "pointers are not null, reserved flags are zero", "each function's parameters") \
   X(Properties, 1, documented, "an allocation is pinned, on a device or a NUMA node, reserved bytes zero", "CUmemAllocationProp") \
   X(Granularity, 1, documented, "sizes and addresses are multiples of the granularity of that place", "cuMemCreate, cuMemMap") \
   X(PageMultiple, 1, documented, "a reservation is whole pages, its alignment a power of two", "cuMemAddressReserve") \
-  X(LiveHandle, 1, documented, "a memory handle is live", "cuMemRelease: else undefined") \
+  X(LiveHandle, 1, documented, "a memory handle is live", "cuMemRelease: undefined otherwise") \
   X(MadeForExport, 1, documented, "exported memory was made with a handle type", "CUmemAllocationProp::requestedHandleTypes") \
   X(ExportOwn, 1, measured, "exported memory was made by this process, not imported", "an H100, 580.159.04: INVALID_VALUE") \
   X(InsideReservation, 1, documented, "memory is mapped inside one reservation", "cuMemMap") \
@@ -45,7 +45,7 @@ namespace sluice::fake_cuda {
   X(WholeMemory, 1, assumed, "memory is mapped whole, from offset 0", "cuMemMap: offset must be zero; a smaller size is not forbidden; H100: 801") \
   X(UnmapWhole, 1, documented, "an unmapped range is exactly one that was mapped", "cuMemUnmap") \
   X(UnmapIdle, 1, assumed, "no stream may still use an unmapped range", "cuMemUnmap may synchronise and does not say that it does; H100: passes, and the context is lost with 719") \
-  X(FreeWhole, 1, documented, "a reservation is freed as it was made", "cuMemAddressFree") \
+  X(FreeWhole, 1, documented, "a reservation is freed whole", "cuMemAddressFree") \
   X(FreeUnmapped, 1, assumed, "a reservation has no mappings when freed", "cuMemAddressFree says nothing; H100: so") \
   X(AccessMapped, 1, documented, "access is set for whole mappings", "cuMemSetAccess") \
   X(AccessPlace, 1, documented, "the host has access only to memory of NUMA nodes", "cuMemSetAccess") \
@@ -59,11 +59,11 @@ namespace sluice::fake_cuda {
   X(NonBlocking, 801, unmodelled, "streams do not wait for the default stream", "cuStreamCreate") \
   X(LiveEvent, 400, documented, "an event is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(EventOfContext, 400, documented, "an event is recorded on a stream of its context", "cuEventRecord") \
-  X(TimedEvent, 400, documented, "time lies between two recorded events that were made with timing", "cuEventElapsedTime") \
-  X(TimesOfOneGpu, 400, documented, "two events with a time between them are of one GPU", "programming guide, multi-device: cudaEventElapsedTime fails if they are associated to different devices; the code is assumed") \
+  X(TimedEvent, 400, documented, "elapsed time is between two recorded events that were made with timing", "cuEventElapsedTime") \
+  X(TimesOfOneGpu, 400, documented, "elapsed time is between two events of one GPU", "programming guide, multi-device: cudaEventElapsedTime fails if they are associated to different devices; the code is assumed") \
   X(CopyAccess, 1, assumed, "all of a copied or filled range is mapped, with access from that GPU", "a real driver may find out late, as a lost context; H100: so") \
   X(CopyOneRegistration, 1, assumed, "a copy lies in one registration, or in none", "programming guide: ranges entirely registered; H100: so") \
-  X(OperationPinned, 700, assumed, "a kernel uses only a GPU's memory or pinned memory", "a GPU that reads pageable memory of the host is one of some platforms (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)") \
+  X(OperationPinned, 700, assumed, "a kernel uses only a GPU's memory or pinned memory", "GPUs read pageable memory on some platforms only (CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)") \
   X(FillPinned, 1, assumed, "a filled range is a GPU's memory, or pinned", "cuMemsetD8Async takes a CUdeviceptr, and says nothing of pageable memory; H100: so") \
   X(LiveLibrary, 400, documented, "a library is live", "CUDA_ERROR_INVALID_HANDLE") \
   X(LiveKernel, 400, documented, "a kernel is one of a live library", "CUDA_ERROR_INVALID_HANDLE") \

@@ -44,7 +44,7 @@ class Rules : public ::testing::Test {
   }
   static void TearDownTestSuite() {
     for (int rule = 0; rule < static_cast<int>(Rule::kCount); ++rule) {
-      // The process that broke this rule has ended.
+      // A child process breaks this rule, and its counts end with it.
       if (static_cast<Rule>(rule) == Rule::kNotForked) continue;
       EXPECT_GT(fake_cuda_broken(rule), 0)
           << "no test breaks " << kRules[rule].name;
@@ -250,7 +250,7 @@ TEST_F(Rules, CallsThatBreakStreamRulesAreRefused) {
   Free(host);
 }
 
-TEST_F(Rules, ElapsedTimeNeedsTimedReachedEventsOfOneGpu) {
+TEST_F(Rules, CallsThatBreakElapsedTimeRulesAreRefused) {
   const StreamPointer stream = NewStream();
   EventPointer from = nullptr, to = nullptr;
   ASSERT_EQ(cuEventCreate(&from, 0), kSuccess);
@@ -293,7 +293,8 @@ TEST_F(Rules, ElapsedTimeNeedsTimedReachedEventsOfOneGpu) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
 }
 
-// A context from cuCtxSetCurrent lies below the pushed ones, and is not popped.
+// If no context is pushed, cuCtxSetCurrent sets the context that lies below all
+// pushed contexts, and that is not popped.
 TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   std::thread([&] {
     Context current = nullptr;
@@ -383,7 +384,7 @@ TEST_F(Rules, ALostContextIsReportedAfterItsHostCodeEnded) {
   fake_cuda_recover();
 }
 
-TEST_F(Rules, MemoryThatAStreamUsesCannotBeUnmapped) {
+TEST_F(Rules, UnmappingMemoryThatAStreamUsesIsRefused) {
   const StreamPointer stream = NewStream();
   const Piece gpu = OnGpu();
   const Piece host = OnHost();
@@ -456,7 +457,7 @@ TEST_F(Rules, UnreadyHidesReachedEventsFromQueriesOnly) {
   EXPECT_EQ(cuEventQuery(event), kSuccess);
 }
 
-TEST_F(Rules, AForkedChildIsRefused) {
+TEST_F(Rules, CallsInAForkedChildAreRefused) {
   EXPECT_EXIT(_exit(cuDevicePrimaryCtxRelease_v2(0)),
               ::testing::ExitedWithCode(TextOf(Rule::kNotForked).code),
               "forked child");

@@ -1,7 +1,7 @@
 // The node that the fake driver emulates, and the failures to simulate.
 //
-// Read once from the environment, SLUICE_FAKE_CUDA="gpus=2,host_numa=0,…"; a
-// test in the same process changes them with fake_cuda_set (control.h).
+// The settings are read once from the environment, SLUICE_FAKE_CUDA="gpus=2,…".
+// A test in the same process changes them with fake_cuda_set (control.h).
 //
 //   gpus=1                 number of GPUs; CUDA_VISIBLE_DEVICES=1,0 hides and
 //                          renumbers them, by number, UUID, or the beginning of
@@ -23,10 +23,10 @@
 //   rdma=0                 1: network cards can reach the GPUs' memory
 //   jitter_us=0            the longest random delay of each stream operation
 //   unready=0              1: cuEventQuery never finds an event reached, so
-//                          that work which was fast by luck orders nothing
+//                          that no test passes because work was fast by luck
 //   pageable=1             0: a copy of memory that is not pinned is a finding
-//   counts=0               1: a process writes at its end, in a line of the
-//                          node's file `counts`, how often it waited (world.h)
+//   counts=0               1: a process writes its counts at its end, as a line
+//                          of the node's file `counts` (world.h)
 //   malloc=0               1: the runtime may make memory outside the lease
 //                          (cudaMalloc), as torch's own allocator does
 //   cublas=0               1: a thread's first matrix product in torch on a
@@ -39,7 +39,8 @@
 //   forget_waits=0         1: no stream waits for an event, and a stream that
 //                          should wait has no delay from then on
 //   keep_dead=0            1: memory of a dead process is never free again
-//   hang=NAME:N            the N-th call of that function never returns
+//   hang=NAME:N            the N-th call of a function from now on does not
+//                          return
 //   fail=NAME:N:CODE       the N-th call of a function from now on returns
 //                          CODE; a release still releases (README)
 //   rules=FILE             a real driver's answers to calls that broke an
@@ -51,7 +52,7 @@
 //   node=FOLDER            the node's files; default: a new folder, removed at
 //                          the process's end
 //   nodes=/dev/shm         where new folders are made: a killed process leaves
-//                          its folder there, and its killer removes it
+//                          its folder there, for the test to remove
 #pragma once
 
 #include <cstdint>
@@ -65,7 +66,7 @@
 namespace sluice::fake_cuda {
 
 struct Failure {
-  int64_t call = 0;  // 1: the next call
+  int64_t call = 0;  // counts down; 1 is the next call
   int code = 0;
 };
 
@@ -99,7 +100,8 @@ struct Settings {
       {"keep_dead", 0},
   };
   std::map<std::string, Failure, std::less<>> failures;
-  std::map<std::string, int64_t, std::less<>> hangs;  // 1: the next call
+  // By function, counting down; 1 is the next call.
+  std::map<std::string, int64_t, std::less<>> hangs;
   std::string node;
   std::string nodes = "/dev/shm";
   std::string kernels;
@@ -114,9 +116,9 @@ struct Settings {
   void Apply(std::string_view text);
 };
 
-// Returns the numbers of the GPUs that this process sees, in its order.
+// Returns the numbers of the GPUs that this process sees, by ordinal.
 std::vector<int> VisibleGpus(const Settings& settings);
-// Each byte of a GPU's UUID except the last, which is its number.
+// Each byte of a GPU's UUID except the last, which is the GPU's number.
 inline constexpr unsigned char kUuidByte = 0xfa;
 
 }  // namespace sluice::fake_cuda

@@ -22,7 +22,7 @@ constexpr Result kOutOfMemory = 2;
 constexpr Result kNoDescriptor = 304;
 constexpr const char* kNodeVariable = "SLUICE_FAKE_CUDA_NODE";
 
-// The label of an exported descriptor.
+// What an exported descriptor says about its memory.
 struct Label {
   size_t size;
   Location where;
@@ -51,7 +51,7 @@ uint64_t IdOf(int fd) {
   return status.st_ino;
 }
 
-// Names are PREFIX, the maker's pid and a number (Create).
+// A file's name is PREFIX, its maker's pid, "-" and a number (Create).
 bool MakerIsGone(const std::string& name, const std::string& prefix) {
   const int pid = std::atoi(name.c_str() + prefix.size());
   return kill(pid, 0) != 0 && errno == ESRCH;

@@ -32,17 +32,18 @@ using AllocationPointer = std::shared_ptr<const Allocation>;
 
 class Store {
  public:
-  // If `folder` is empty, uses the folder that the environment names. Without
-  // that, makes a folder in `nodes`, names it in the environment for child
-  // processes, and removes it in Close. With `keep_dead` the memory of an ended
-  // process counts as used for ever.
+  // If `folder` is empty, uses the folder that SLUICE_FAKE_CUDA_NODE names. If
+  // that is not set, makes a folder in `nodes`, sets the variable for child
+  // processes, and removes the folder in Close. With `keep_dead` the memory of
+  // an ended process counts as used for ever.
   void Open(const std::string& folder, const std::string& nodes,
             bool keep_dead);
   void Close();
   const std::string& folder() const { return folder_; }
 
-  // Makes memory, and if `dirty` fills it with non-zero bytes. Fails as out of
-  // memory if less than `size` bytes of the place's `limit` are free.
+  // Makes memory, and if `dirty` fills it with non-zero bytes. Returns the code
+  // for out of memory if less than `size` of the `limit` bytes at `where` are
+  // free.
   Result Create(Location where, size_t size, size_t limit, bool exportable,
                 bool dirty, AllocationPointer& made);
   size_t Used(Location where);

@@ -52,7 +52,7 @@ Result cuStreamWaitEvent(StreamPointer stream, EventPointer event,
   state->timeline.Enqueue(HostClock());
   state->timeline.clock.Join(waited->seen);
   if (TheWorld().settings.Get("forget_waits") != 0) {
-    // Runs ahead of the event that it should wait for, without any delay.
+    // The stream runs ahead of the event that it should wait for, undelayed.
     state->queue->Hurry();
     return kSuccess;
   }

@@ -75,8 +75,8 @@ void WorkQueue::Run() {
       usleep(static_cast<useconds_t>(random() % jitter_us_));
     }
     work();
-    // Not under the mutex: destroying `work` may take Python's lock, and the
-    // thread that holds Python's lock may push.
+    // Not under the mutex: destroying `work` may take Python's GIL, and the
+    // thread that holds the GIL may push.
     work = nullptr;
     lock.Lock();
     busy_ = false;

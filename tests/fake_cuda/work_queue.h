@@ -48,7 +48,8 @@ class WorkQueue {
   std::thread thread_;
 };
 
-// One recording of an event. A waiter keeps the latest recording at its call.
+// One recording of an event. A call that waits for an event waits for the
+// recording that was the event's latest when the call was made.
 class Recording {
  public:
   void Complete();

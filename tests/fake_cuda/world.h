@@ -43,10 +43,10 @@ struct StreamState;
 
 struct ContextState {
   int device = 0;
-  int retained = 0;          // 0: the context does not live
+  int retained = 0;          // the context lives while this is above 0
   Result lost = 0;           // every call returns this error from then on
   int running = 0;           // running host operations (control.h)
-  AllocationPointer memory;  // that the context takes for itself
+  AllocationPointer memory;  // the context's own (`context_kib`), or null
   std::shared_ptr<StreamState> null_stream;
 };
 
@@ -59,12 +59,12 @@ struct StreamState {
 struct EventState {
   ContextState* context = nullptr;
   bool timed = false;
-  std::shared_ptr<Recording> last;  // null: never recorded
-  Clock seen;
+  std::shared_ptr<Recording> last;  // null before the first recording
+  Clock seen;                       // the stream's clock at that recording
 };
 
-// The CPU faults at a reservation's addresses. Stream operations reach the same
-// memory at `view`.
+// The CPU faults at a reservation's addresses, except where cuMemSetAccess gave
+// it access to host memory. Stream operations reach the same memory at `view`.
 struct ReservationState {
   size_t size = 0;
   std::byte* view = nullptr;
@@ -86,22 +86,22 @@ struct RegistrationState {
 
 struct World {
   Mutex mutex;
-  CondVar ran;  // a host operation has ended
+  CondVar ran;  // notified when a host operation ends
   Settings settings;
-  int process = 0;  // 0: cuInit was not called
+  int process = 0;  // pid at cuInit; 0 before cuInit
   Store store;
-  std::map<int, ContextState> contexts;  // the primary ones, by device
+  std::map<int, ContextState> contexts;  // primary contexts, by device
   std::map<MemoryHandle, AllocationPointer> handles;
   std::map<DevicePointer, ReservationState> reservations;
   std::map<DevicePointer, MappingState> mappings;
   std::map<DevicePointer, RegistrationState> registrations;
   std::map<StreamPointer, std::shared_ptr<StreamState>> streams;
-  std::vector<std::shared_ptr<WorkQueue>> closed;  // of destroyed streams
+  std::vector<std::shared_ptr<WorkQueue>> closed;  // destroyed streams' queues
   std::map<EventPointer, EventState> events;
   std::map<Library, std::map<std::string, Kernel>> libraries;
   std::map<Kernel, std::string> kernels;  // names of the live kernels
   RaceDetector races;
-  // By timeline, for the streams with recorded accesses (control.h).
+  // The recorded accesses (fake_cuda_take_accesses), by the stream's timeline.
   std::map<size_t, std::vector<Access>> accesses;
   size_t next_timeline = 0;
   uint64_t next_handle = 0x1000;
@@ -115,8 +115,8 @@ struct World {
   int64_t copies = 0;
   int64_t rdma_memories = 0;
 
-  // Returns a new even handle, as pointers are even: c10 takes an odd stream
-  // for one of its pool.
+  // Returns a new even handle: c10 takes a stream with an odd handle for one of
+  // its pool.
   template <typename T>
   T NewHandle() {
     return reinterpret_cast<T>(next_handle += 64);
@@ -129,13 +129,13 @@ struct World {
   ContextState* LiveContext(Context context);
   // Counts that a host thread waits for a stream, an event, or a copy.
   void NoteWait();
-  // Writes this process's line to the node's file.
+  // Appends this process's counts to the file `counts` of the node's folder.
   void TellCounts() const;
   // Marks the context as lost from now on.
   void Lose(ContextState& context, const char* why);
   bool DeviceIsLost(int device) const;
-  // Returns whether the context or its GPU is lost: its streams do nothing
-  // more.
+  // Returns whether the context or its GPU is lost, so that the context's
+  // streams do nothing more.
   bool IsGone(const ContextState& context) const;
   std::shared_ptr<StreamState> NewStream(ContextState* context);
   // Accepts no more work on the stream. The process's end waits for its thread.
@@ -151,12 +151,13 @@ struct World {
 // Never destroyed: the streams' threads outlive main.
 World& TheWorld();
 
-// This host thread's data: what it has waited for, its stack of contexts, and
-// the context below them that the CUDA runtime sets.
+// Returns the operations that this host thread has waited for.
 Clock& HostClock();
+// Returns the contexts that this host thread has pushed and not popped.
 std::vector<ContextState*>& ContextStack();
+// Returns the context below that stack, which cuCtxSetCurrent sets, or null.
 ContextState*& BaseContext();
-// Returns the context of this thread's calls, or null.
+// Returns the current context of this host thread, or null.
 ContextState* CurrentContext();
 
 }  // namespace sluice::fake_cuda

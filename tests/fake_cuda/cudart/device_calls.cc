@@ -1,11 +1,11 @@
-// Runtime calls for devices, versions and errors.
+// Runtime calls for devices, free memory, versions and errors.
 #include <cstdio>
 #include <cstring>
 
 #include "tests/fake_cuda/control.h"
 #include "tests/fake_cuda/cudart/runtime.h"
 
-// cuda_runtime_api.h may define the name as a macro for a versioned one.
+// cuda_runtime_api.h may define this as a macro for a versioned name.
 #undef cudaGetDeviceProperties
 
 using namespace sluice::fake_cuda;  // NOLINT: only exported functions follow

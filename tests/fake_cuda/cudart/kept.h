@@ -8,7 +8,7 @@
 // they count as left behind. Streams without a priority, and objects made by
 // direct calls of the driver, always count.
 //
-// Thread safety: safe.
+// Thread safety: thread-safe.
 #pragma once
 
 #include "tests/fake_cuda/runtime_calls.h"

@@ -15,10 +15,10 @@ constexpr int kNotSupported = 801;
 
 #define SLUICE_REGISTERS(name) \
   extern "C" int name() { return kSuccess; }
-#define SLUICE_REFUSES(name)                                       \
-  extern "C" int name() {                                          \
-    sluice::fake_cuda::fake_cuda_find(#name " is not built here"); \
-    return kNotSupported;                                          \
+#define SLUICE_REFUSES(name)                                             \
+  extern "C" int name() {                                                \
+    sluice::fake_cuda::fake_cuda_find(#name " is not implemented here"); \
+    return kNotSupported;                                                \
   }
 
 extern "C" int cudaEventRecord(void* event, void* stream);

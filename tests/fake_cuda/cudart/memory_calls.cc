@@ -30,7 +30,7 @@ cudaError_t Refuse(const char* call) {
   fake_cuda_find(
       std::string(call) +
       ": a GPU's memory is the lease, and no other memory is made or "
-      "freed (ours)");
+      "freed (Sluice's own rule)");
   return LastError() = cudaErrorNotSupported;
 }
 

@@ -20,10 +20,10 @@ namespace {
 
 constexpr char kLease[] =
     "a GPU's memory is the lease, and no other memory is made or freed";
-constexpr char kNoPools[] = "memory pools are not built here";
-constexpr char kNoPeers[] = "peers are not built here";
+constexpr char kNoPools[] = "memory pools are not implemented here";
+constexpr char kNoPeers[] = "peers are not implemented here";
 constexpr char kNoIpc[] = "processes share memory through the driver API only";
-constexpr char kNoGraphs[] = "graphs are not built here";
+constexpr char kNoGraphs[] = "graphs are not implemented here";
 constexpr char kWholeDevice[] = "no call waits for a whole GPU";
 constexpr char kBlocking[] = "no copy blocks its caller";
 constexpr char kNoLookup[] = "driver functions are not looked up here";

@@ -1,5 +1,5 @@
-// Runtime calls for streams, events and copies. Each makes the driver's call in
-// the thread's context.
+// Runtime calls for streams, events, copies and fills. All but those about
+// capturing make the driver's call in the thread's context.
 #include "tests/fake_cuda/cudart/kept.h"
 #include "tests/fake_cuda/cudart/runtime.h"
 

@@ -16,8 +16,8 @@ namespace {
 constexpr size_t kStack = size_t{64} << 10;
 
 // Returns the stack of a block's thread `index`. The CPU thread's next kernel
-// reuses the stack without clearing it: a kernel touches a page or two, and
-// page faults for the rest would take most of a test's time.
+// reuses the stack without clearing it: a kernel touches a page or two of it,
+// and faulting in all pages would take most of a test's time.
 char* Stack(size_t index) {
   thread_local std::vector<std::unique_ptr<char[]>> stacks;
   while (stacks.size() <= index) {
@@ -88,7 +88,7 @@ Scheduler::Scheduler(const Grid& grid, const std::function<void()>& body)
 
 Scheduler::~Scheduler() { running = nullptr; }
 
-// The main function of a fiber: runs one thread of each block after the other.
+// The main function of a fiber, which runs a thread of each block in turn.
 void Scheduler::Main() {
   for (;;) {
     running->body_();

@@ -52,7 +52,7 @@ TEST(Block, ShufflesPassValuesWithinAWarp) {
   }
 }
 
-TEST(Block, ABlockWaitsForAllOfItsWarps) {
+TEST(Block, ABlockBarrierWaitsForAllWarps) {
   static int ready[128];
   std::vector<int> seen(128);
   RunGrid({{4, 1, 1}, {128, 1, 1}}, [&] {

@@ -16,9 +16,9 @@ struct Grid {
 };
 
 struct KernelForm {
-  // In bytes, in the order of the kernel's parameters.
+  // The size in bytes of each of the kernel's parameters.
   std::vector<size_t> argument_sizes;
-  // Returns the bytes that a launch uses; it may touch no others.
+  // Returns all bytes that a launch reads or writes.
   std::function<std::vector<Access>(void* const* arguments)> accesses;
   // Runs on the stream's thread. The views are those of `accesses`.
   std::function<void(const Grid&, void* const* arguments, const Views&)> run;

@@ -47,7 +47,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) == 1;
 }
 
-// Returns a random id that is not 0. Its last 16 bits are the name in messages.
+// Returns a random id that is not 0. Messages name a board by its last 16 bits.
 uint64_t NewId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -114,8 +114,9 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
   board->ranks_ = ranks;
   board->rank_ = rank;
   why = shared.ranks != ranks
-            ? fmt::format("rank {} joins {} ranks, and another rank joins {}",
-                          rank, ranks, shared.ranks.load())
+            ? fmt::format(
+                  "rank {} joins as one of {} ranks, another as one of {}",
+                  rank, ranks, shared.ranks.load())
             : board->Enter(rank, device);
   if (!why.empty()) {
     failure = kInvalidUsage;
@@ -123,7 +124,8 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
     return nullptr;
   }
   board->AwaitOthers();
-  // Waits for a failure that is being written, unless its writer was killed.
+  // Waits until a failure is written. Its writer may have been killed, so it
+  // waits for about a second only.
   for (int i = 0; i < 1000 && shared.failure == kBeingWritten; ++i) {
     usleep(1000);
   }

@@ -28,7 +28,8 @@ namespace sluice::fake_nccl {
 inline constexpr uint64_t kLog = 1024;
 inline constexpr size_t kChannelBytes = size_t{256} << 10;
 
-// The operations that one side has issued: record i is at i % kLog, and is
+// A ring of the operations that a rank has issued: all its collectives, or its
+// sends to or receives from one other rank. Record i is at i % kLog, and is
 // complete once count > i.
 struct Log {
   std::atomic<uint64_t> count = 0;
@@ -41,14 +42,15 @@ struct Log {
   }
 };
 
-// Bytes from one rank to another, in order.
+// The messages from one rank to another.
 struct Channel {
   Log sends, receives;
-  std::atomic<uint64_t> put = 0, taken = 0;  // bytes so far
+  std::atomic<uint64_t> put = 0, taken = 0;  // bytes in total
   std::byte bytes[kChannelBytes];
 };
 
-// In the order in which a member takes them. It ends as kLeft or kAborted.
+// A rank's states, in the order in which it passes through them. kLeft and
+// kAborted are alternatives: a rank takes one of them, and keeps it.
 enum class MemberState : uint32_t {
   kAbsent,
   kJoining,
@@ -57,6 +59,7 @@ enum class MemberState : uint32_t {
   kAborted
 };
 
+// What has become of a rank, as other ranks see it.
 enum class Fate { kHere, kLeft, kAborted, kDied };
 
 struct Member {
@@ -69,7 +72,7 @@ struct Member {
 struct Shared {
   uint64_t magic = 0;
   uint64_t id = 0;
-  std::atomic<int> ranks = 0;  // 0: no rank has joined
+  std::atomic<int> ranks = 0;  // 0 until the first rank joins
   std::atomic<int> joined = 0;
   std::atomic<uint32_t> changed = 0;  // a counter; waiters sleep on it
   std::atomic<int> failure = 0;       // a Result; -1 while `why` is written
@@ -78,7 +81,6 @@ struct Shared {
   Channel channels[kMaxRanks][kMaxRanks];  // [from][to]
 };
 
-// A rank and the number of ranks.
 struct Place {
   int rank = 0;
   int ranks = 0;
@@ -108,15 +110,16 @@ class Board {
   bool Fail(Result result, const std::string& why);
   Result failure() const;
   std::string why() const;
-  // Returns kHere if a rank can still take part. A death is detected by the
-  // rank's process. With silent deaths (options.h) only kLeft is reported.
+  // Returns kHere while a rank can still take part, and kDied if its process,
+  // which a pidfd watches, has ended without leaving. With silent deaths
+  // (options.h) returns kHere also for a rank that died or aborted.
   Fate FateOf(int rank);
   // Fails the board if a rank died.
   void LookForDeaths();
 
   uint32_t Changes() const { return shared_->changed.load(); }
   void Changed();
-  // Waits for a change since `seen`, but only some milliseconds.
+  // Waits until Changes() is no longer `seen`, or for 20 ms.
   void WaitForChange(uint32_t seen);
 
  private:
@@ -130,7 +133,7 @@ class Board {
   int ranks_ = 0;
   int rank_ = 0;
   Mutex mutex_;
-  UniqueFd processes_[kMaxRanks] ABSL_GUARDED_BY(mutex_);  // a pidfd each
+  UniqueFd processes_[kMaxRanks] ABSL_GUARDED_BY(mutex_);  // pidfds of ranks
 };
 
 }  // namespace sluice::fake_nccl

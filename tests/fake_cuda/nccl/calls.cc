@@ -53,8 +53,8 @@ Result Issued(const Issue& issue, Communicator* communicator, Stream stream) {
   if (!group.issues.empty() &&
       (group.communicator != communicator || group.stream != stream)) {
     return Refuse(kInvalidUsage,
-                  "a group of several communicators or streams is not built "
-                  "here");
+                  "a group of several communicators or streams is not "
+                  "implemented here");
   }
   group.communicator = communicator;
   group.stream = stream;
@@ -65,7 +65,7 @@ Result Issued(const Issue& issue, Communicator* communicator, Stream stream) {
 Result Join(int ranks, const UniqueId& id, int rank, Communicator** made) {
   if (TheGroup().depth > 0) {
     return Refuse(kInvalidUsage,
-                  "communicators made in a group are not built here");
+                  "communicators made in a group are not implemented here");
   }
   return Communicator::Join(ranks, id, rank, made);
 }
@@ -92,7 +92,7 @@ Result ncclCommInitRankConfig(Communicator** made, int ranks, UniqueId id,
   }
   if (config != nullptr && config->blocking == 0) {
     return Refuse(kInvalidUsage,
-                  "communicators that do not block are not built here");
+                  "communicators that do not block are not implemented here");
   }
   return Join(ranks, id, rank, made);
 }
@@ -232,9 +232,9 @@ const char* ncclGetErrorString(Result result) {
 const char* ncclGetLastError(Communicator*) { return LastError(); }
 
 // Defined without parameters, as none is read.
-#define SLUICE_FAKE_NCCL_REFUSE(name)                         \
-  SLUICE_FAKE_NCCL_EXPORT Result name() {                     \
-    return Refuse(kInvalidUsage, #name " is not built here"); \
+#define SLUICE_FAKE_NCCL_REFUSE(name)                               \
+  SLUICE_FAKE_NCCL_EXPORT Result name() {                           \
+    return Refuse(kInvalidUsage, #name " is not implemented here"); \
   }
 SLUICE_FAKE_NCCL_REFUSED(SLUICE_FAKE_NCCL_REFUSE)
 #undef SLUICE_FAKE_NCCL_REFUSE

@@ -138,7 +138,7 @@ TEST_P(Collectives, AllToAllEqualsAGroupOfSendsAndReceives) {
   EXPECT_EQ(RunRanks(kRanks, WithOne(body)), "");
 }
 
-TEST(Reductions, AreInRankOrderAndRoundOnce) {
+TEST(Reduce, SumsInRankOrderAndRoundsOnce) {
   const float large = 1e8F, one = 1;
   const auto bytes = [](const auto& value) {
     return reinterpret_cast<const std::byte*>(&value);
@@ -151,7 +151,7 @@ TEST(Reductions, AreInRankOrderAndRoundOnce) {
   Reduce({bytes(large), bytes(minus), bytes(one)}, 1, kFloat32, kSum,
          reinterpret_cast<std::byte*>(&sum));
   EXPECT_EQ(sum, 1);
-  // In bfloat16, 256 + 1 + 1 is 258, but 256 if it is rounded twice.
+  // In bfloat16, 256 + 1 + 1 is 258, but 256 if each sum is rounded.
   const uint16_t b256 = 0x4380, b1 = 0x3f80;
   uint16_t rounded = 0;
   Reduce({bytes(b256), bytes(b1), bytes(b1)}, 1, kBfloat16, kSum,

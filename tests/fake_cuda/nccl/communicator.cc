@@ -106,11 +106,12 @@ Result Communicator::Join(int ranks, const UniqueId& id, int rank,
                           Communicator** made) {
   if (made == nullptr || ranks < 1 || rank < 0 || rank >= ranks) {
     return Refuse(kInvalidArgument,
-                  fmt::format("rank {} of {} ranks", rank, ranks));
+                  fmt::format("no rank {} in {} ranks", rank, ranks));
   }
   if (ranks > kMaxRanks) {
-    return Refuse(kInvalidArgument,
-                  fmt::format("{} ranks: at most {} here", ranks, kMaxRanks));
+    return Refuse(
+        kInvalidArgument,
+        fmt::format("{} ranks: the fake has at most {}", ranks, kMaxRanks));
   }
   const int device = fake_cuda::fake_cuda_current_device();
   if (device < 0) return Refuse(kInvalidUsage, "no context is current");
@@ -119,7 +120,7 @@ Result Communicator::Join(int ranks, const UniqueId& id, int rank,
                                       device, static_cast<size_t>(kib) * 1024)
                                 : nullptr;
   if (kib > 0 && buffers == nullptr) {
-    return Tell(kUnhandledCudaError, "out of memory for its buffers");
+    return Tell(kUnhandledCudaError, "not enough GPU memory for the buffers");
   }
   Result failure = kSuccess;
   std::string why;
@@ -166,7 +167,7 @@ Result Communicator::Failed() const {
 std::string Communicator::Check(const std::vector<Issue>& group) const {
   const int current = fake_cuda::fake_cuda_current_device();
   if (current != device_) {
-    return fmt::format("GPU {} is current, and the communicator's is {}",
+    return fmt::format("GPU {} is current, but the communicator is on GPU {}",
                        current, device_);
   }
   for (const Issue& issue : group) {

@@ -19,10 +19,9 @@ namespace sluice::fake_nccl {
 // Thread safety: thread-safe; the callers determine the order of operations.
 class Communicator {
  public:
-  // Waits for all ranks.
+  // Waits until all ranks have joined.
   static Result Join(int ranks, const UniqueId& id, int rank,
                      Communicator** made);
-  // Returns whether this pointer is a live communicator.
   static bool IsLive(const Communicator* communicator);
   // Releases the handle, which must not be used afterwards. Queued operations
   // keep what they use alive.
@@ -59,7 +58,7 @@ class Communicator {
   const std::shared_ptr<Operations> operations_;
   const int rank_;
   const int device_;
-  void* const buffers_;  // memory of the GPU; may be null
+  void* const buffers_;  // GPU memory (setting `nccl_kib`), or null
 };
 
 // Records that the caller broke a rule, as a finding. Returns `result`.

@@ -8,7 +8,6 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// A running transfer.
 struct Progress {
   Transfer transfer;
   Channel& channel;
@@ -16,7 +15,8 @@ struct Progress {
   uint64_t whole = 0;  // for a send: channel.put after its last byte
 };
 
-// Returns the size of a copy to or from the ring at `at`, at most to its end.
+// Returns how many of `wanted` bytes fit between position `at` and the ring's
+// end.
 size_t Piece(uint64_t at, size_t wanted) {
   return std::min(wanted, kChannelBytes - at % kChannelBytes);
 }

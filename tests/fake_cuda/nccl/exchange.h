@@ -1,5 +1,5 @@
-// One rank's part of an operation: transfers to and from other ranks, all at
-// the same time, as NCCL's channels do within a group.
+// One rank's part of a group of operations: its transfers to and from other
+// ranks, which run at the same time, as NCCL's channels do.
 #pragma once
 
 #include <cstddef>

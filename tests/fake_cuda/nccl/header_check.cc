@@ -1,6 +1,5 @@
-// Compares api.h with NVIDIA's nccl.h, if that is found: each function's
-// parameters by what a caller passes in registers, and each number by its
-// value.
+// Compares api.h with NVIDIA's nccl.h, if that header is found: the result and
+// parameters of each function, and some values, sizes and offsets.
 #define SLUICE_FAKE_NCCL_ONLY_TYPES
 #include <nccl.h>
 
@@ -11,7 +10,7 @@
 namespace sluice::fake_nccl {
 namespace {
 
-// A pointer counts as a pointer, an enum as an int, a struct by its size.
+// Any pointer counts as a void*, an enum as an int, a class as its size.
 template <size_t size>
 struct Bytes {};
 template <typename T>

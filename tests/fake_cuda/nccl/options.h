@@ -5,7 +5,7 @@
 namespace sluice::fake_nccl {
 
 // Returns whether a rank's death or abort is hidden from the others, as between
-// GPUs of one node: there a kernel waits in memory for ever, and only its own
+// GPUs of one node: there a kernel polls memory for ever, and only its own
 // rank's abort ends it.
 bool SilentDeaths();
 
@@ -13,8 +13,8 @@ bool SilentDeaths();
 // end well sets aborts=0.
 bool AbortsAreFine();
 
-// Returns whether each process writes to stderr at its end how many collectives
-// it issued.
+// Returns whether each process writes to stderr at its end how many reduces,
+// reduce-scatters, all-gathers and broadcasts it issued.
 bool TellsCounts();
 
 }  // namespace sluice::fake_nccl

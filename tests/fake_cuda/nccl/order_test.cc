@@ -1,6 +1,6 @@
 // Tests that violations of NCCL's rules are found, whatever the timing:
-// sequences that differ, communicators that cross, buffers that race. Also
-// tests that one rank's abort ends all operations.
+// sequences that differ, communicators that cross, buffers that race, wrong
+// joins and arguments. Also tests that one rank's abort ends all operations.
 #include <gmock/gmock.h>
 #include <unistd.h>
 
@@ -138,9 +138,9 @@ TEST_P(Order, CrossedCommunicatorsAreFound) {
   EXPECT_THAT(RunRanks(2, WithTwo(body)), HasSubstr("operations of communic"));
 }
 
-// Neither host gets past its wait, so the two first operations must suffice for
-// the finding.
-TEST_P(Order, CrossedCommunicatorsAreFoundIfTheHostWaitsBetween) {
+// Neither rank gets past its wait, so the first operation of each must suffice
+// for the finding.
+TEST_P(Order, CrossedCommunicatorsAreFoundIfRanksWaitAfterEachOperation) {
   const auto body = [](TestRank& rank, Communicator* one, Communicator* two) {
     BeLate(rank);
     const bool first = rank.rank == 0;
@@ -237,8 +237,8 @@ TEST_P(Order, AnAbortEndsTheOtherRanksOperations) {
             "");
 }
 
-// A rank aborts when the daemon reports a dead peer; nothing else ends the
-// wait.
+// A rank aborts when the daemon reports a dead peer. Nothing else ends the
+// rank's operations.
 TEST_P(Order, AnAbortEndsRunningAndQueuedOperations) {
   UniqueId id;
   ASSERT_EQ(ncclGetUniqueId(&id), kSuccess);
@@ -246,7 +246,7 @@ TEST_P(Order, AnAbortEndsRunningAndQueuedOperations) {
     Communicator* const communicator = rank.Join(id);
     if (rank.rank != GetParam()) {
       EXPECT_EQ(SumAll(rank, communicator), kSuccess);
-      // The queue may have seen the abort by then.
+      // The first sum may have seen the other rank's abort by now.
       EXPECT_THAT(SumAll(rank, communicator), AnyOf(kSuccess, kRemoteError));
     }
     EXPECT_EQ(ncclCommAbort(communicator), kSuccess);
@@ -273,14 +273,14 @@ TEST_P(Order, ARankThatJoinsTwiceIsFound) {
   EXPECT_THAT(found, HasSubstr("rank 0 joins twice"));
 }
 
-TEST_P(Order, RanksThatJoinDifferentNumbersOfRanksAreFound) {
+TEST_P(Order, RanksThatDisagreeOnTheNumberOfRanksAreFound) {
   const std::string found = JoinTwo([](TestRank& rank, const UniqueId& id) {
     ExpectInvalidJoin(2 + rank.rank, id, rank.rank);
   });
-  EXPECT_THAT(found, HasSubstr("ranks, and another rank joins"));
+  EXPECT_THAT(found, HasSubstr("ranks, another as one of"));
 }
 
-TEST_P(Order, MisuseIsRefusedAndNamed) {
+TEST_P(Order, MisusedCallsAreRefusedWithTheReason) {
   const auto body = [](TestRank& rank, Communicator* communicator) {
     void* const bytes = rank.Make(2 * kCount);
     void* const shifted = static_cast<float*>(bytes) + 1;

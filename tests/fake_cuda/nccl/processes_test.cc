@@ -1,5 +1,5 @@
-// Tests ranks as real processes: what kill -9 of a rank leaves, and how the
-// other rank learns of it.
+// Tests ranks that are processes: sums, mismatches, what kill -9 of a rank
+// leaves, and how the other rank learns of it.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 constexpr size_t kCount = 100'000;
 constexpr absl::Duration kLong = absl::Seconds(60);
 
-// Only the children use the fakes. Each opens its own driver, on one node.
+// Only the child processes use the fakes. Each opens a driver on the same node.
 class Processes : public ::testing::Test {
  protected:
   Processes() {

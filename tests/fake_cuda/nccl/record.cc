@@ -120,11 +120,10 @@ std::optional<std::string> Passed(int rank, const Record& now,
     const bool passed = here->collectives > at.collectives ||
                         (message && here->with_peer > at.with_peer);
     if (!passed) continue;
-    return fmt::format(
-        "{}, but rank {} issued {} of its operations before that",
-        Ahead(other.rank, other.record.what, at.collectives + at.with_peer,
-              at.communicator),
-        rank, here->collectives + here->with_peer);
+    return fmt::format("{}, but rank {} issued {} operations of it before that",
+                       Ahead(other.rank, other.record.what,
+                             at.collectives + at.with_peer, at.communicator),
+                       rank, here->collectives + here->with_peer);
   }
   return std::nullopt;
 }

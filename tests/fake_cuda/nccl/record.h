@@ -39,16 +39,17 @@ enum class Operation : int {
 struct What {
   Operation operation = Operation::kAllReduce;
   DataType type = kFloat32;
-  Reduction reduction = kSum;  // only if Reduces(operation)
+  Reduction reduction = kSum;  // used only if Reduces(operation)
   int root = -1;               // the root, or the peer of a send or receive
   uint64_t count = 0;
 };
 
-// A rank's position in a communicator before this operation.
+// A rank's position in a communicator before a record's operation.
 struct Position {
-  uint64_t communicator = 0;  // 0: no entry
+  uint64_t communicator = 0;  // its id; 0 in an unused entry
   uint64_t collectives = 0;
-  // Only in records of a send or receive: how many preceded it with its peer.
+  // The sends to and receives from the operation's peer. Has a meaning only if
+  // the operation is a send or a receive.
   uint64_t with_peer = 0;
 };
 
@@ -62,7 +63,7 @@ bool Reduces(Operation operation);
 size_t SizeOf(DataType type);
 // Returns text such as "AllReduce of 4 float32 (sum)".
 std::string Describe(const What& what);
-// Returns text such as "5f3a".
+// Returns a communicator's name in messages, such as "5f3a".
 std::string NameOf(uint64_t communicator);
 
 // A rank and its record, for a message.
@@ -74,12 +75,11 @@ struct Side {
 // Returns how two records at the same place in the sequence, or the send and
 // receive of one message, differ.
 std::optional<std::string> Mismatch(const Side& one, const Side& other);
-// Returns how the orders of two ranks among communicators differ, if their
-// records match otherwise.
+// For two records without a Mismatch. Returns how their positions differ: the
+// ranks use their communicators in different orders.
 std::optional<std::string> Crossing(const Side& one, const Side& other);
-// `other` has issued an operation that this rank, which is at `now`, has not.
-// Returns a message if this rank is already past the position of that
-// operation.
+// `other` has issued an operation that `rank`, which is at `now`, has not.
+// Returns a message if `rank` is already past the position of that operation.
 std::optional<std::string> Passed(int rank, const Record& now,
                                   const Side& other);
 

@@ -23,8 +23,8 @@ T Combine(T a, T b, Reduction reduction) {
   }
 }
 
-// A number format: S is its stored type, and Load returns the type that
-// computes.
+// A number format: S is its stored type, which Load converts to the type that
+// the reduction computes with.
 template <typename T>
 struct Plain {
   using S = T;

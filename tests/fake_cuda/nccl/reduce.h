@@ -9,8 +9,8 @@
 namespace sluice::fake_nccl {
 
 bool CanReduce(DataType type);
-// Computes result[i] = parts[0][i] + parts[1][i] + ...; 16-bit floats are
-// summed in float and rounded once. `result` may be one of the parts.
+// Combines parts[0][i], parts[1][i], … in this order into result[i]; bfloat16
+// is combined as float and rounded once. `result` may be one of the parts.
 void Reduce(const std::vector<const std::byte*>& parts, size_t count,
             DataType type, Reduction reduction, std::byte* result);
 

@@ -16,7 +16,7 @@ struct Hold {
   Place place;
 };
 
-// Thread safety: none; one lock for all of a process.
+// Thread safety: none; communicator.cc locks all Sequences with one mutex.
 class Sequence {
  public:
   // Returns false if there already are kMaxCommunicators holds.
@@ -25,7 +25,6 @@ class Sequence {
 
   // Records a group's operations for the other ranks. Returns how they disagree
   // with the operations that the others have issued so far, or an empty string.
-  // So the second of two ranks finds their disagreement.
   std::string Publish(const Hold& in, const std::vector<What>& group);
 
  private:
@@ -38,7 +37,7 @@ class Sequence {
   static Position PositionIn(const Hold& hold, Identity peer);
   Record RecordOf(const What& what, Identity peer) const;
   // Checks the operations that others have issued and this rank has not.
-  // Returns a message if this rank is already past one.
+  // Returns a message if this rank is already past the position of one.
   std::string FindPassed() const;
   std::string FindPassed(const Hold& hold) const;
 

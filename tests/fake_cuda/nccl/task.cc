@@ -205,7 +205,7 @@ std::string CheckArguments(const Issue& issue, Place place) {
   const What& what = issue.what;
   if (what.type < 0 || what.type >= kDataTypes) return "no such type";
   if (what.reduction < 0 || what.reduction >= kReductions) {
-    return "no such reduction (own ones are not built here)";
+    return "no such reduction (user-defined ones are not implemented here)";
   }
   const bool peers = HasRoot(what.operation) ||
                      what.operation == Operation::kSend ||
@@ -214,7 +214,8 @@ std::string CheckArguments(const Issue& issue, Place place) {
     return fmt::format("{}: there are {} ranks", Describe(what), place.ranks);
   }
   if (Reduces(what.operation) && !CanReduce(what.type)) {
-    return Describe(what) + ": reductions of this type are not built here";
+    return Describe(what) +
+           ": reductions of this type are not implemented here";
   }
   const Buffers buffers = BuffersOf(issue, place);
   for (const Access& access : {buffers.read, buffers.written}) {

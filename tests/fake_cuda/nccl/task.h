@@ -33,7 +33,7 @@ std::string CheckArguments(const Issue& issue, Place place);
 std::string CheckApart(const std::vector<Issue>& group, Place place);
 
 // Runs a group. `views` are the CPU's views of its buffers: two per operation,
-// as in Buffers. Returns false if the group ended before it was complete.
+// as in Buffers. Returns false if the group was stopped or failed.
 bool Perform(Board& board, const std::vector<Issue>& group, Place place,
              const fake_cuda::Views& views,
              const std::function<bool()>& stopped);

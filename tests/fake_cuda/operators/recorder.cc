@@ -1,6 +1,6 @@
 // A library to preload into a program. It writes every overload of an ATen
-// operator that the program calls to a file in the folder
-// SLUICE_RECORDED_OPERATORS: one per line, each at its process's first call.
+// operator that the program calls to a file of the process in the folder
+// SLUICE_RECORDED_OPERATORS: one overload per line, at its first call.
 #include <ATen/record_function.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -28,7 +28,7 @@ class Recorder {
     const std::string text = c10::toString(*name) + "\n";
     const MutexLock lock(mutex_);
     if (!seen_.insert(text).second) return;
-    // A missing line could let the test pass by mistake.
+    // A missing line might let operators_test.py pass by mistake.
     if (write(file_, text.data(), text.size()) !=
         static_cast<ssize_t>(text.size())) {
       std::abort();

@@ -68,8 +68,9 @@ SURVIVORS = {
         "without a GPU cuInit fails already",
 }
 
-# What a mutant removes: (name, start of the statement, its replacement). The
-# pattern ends before the opening bracket; the statement ends with ");".
+# What a mutant removes: (name, pattern of a statement's start, function that
+# returns the statement's replacement). The pattern ends before the statement's
+# opening bracket.
 STATEMENTS = [
     ("call", r"SLUICE_CUDA(?=\()", lambda text: ""),
     ("call", r"SLUICE_RETURN_IF_ERROR(?=\(library_->ToStatus)",
@@ -110,7 +111,7 @@ def guards(text):
     comments = r"(?:\s*//[^\n]*\n)*"
     for match in re.finditer(r"^ *if \(", text, re.M):
         start, end = match.end(), bracket_end(text, match.end() - 1)
-        # The condition may be in a macro.
+        # In a macro each line ends in a backslash.
         behind = text[end:].replace("\\\n", "\n")
         if re.match(rf"\s*{{?{comments}\s*{error}", behind):
             yield start, end - 1, "false"
@@ -139,7 +140,7 @@ def mutants(source):
                 what += f" #{number}"
             yield (where, what,
                    text[:match.start()] + replace(statement) + text[end:])
-    # The fake driver does not see munmap, so it is removed by its own rule.
+    # munmap is no function of the driver, so STATEMENTS does not match it.
     for match in re.finditer(r"\bmunmap(?=\()", text):
         yield (function_at(text, match.start()), "call munmap",
                f"{text[:match.start()]}0{text[bracket_end(text, match.end()):]}")

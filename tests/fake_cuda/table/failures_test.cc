@@ -128,7 +128,7 @@ absl::Status UseModule(Driver& driver, Stream stream) {
   return driver.Launch(function, LaunchShape{}, {}, stream);
 }
 
-// Uses everything that the device interface offers.
+// Uses the device interface so that the table calls every driver function.
 absl::Status Use(Driver& driver) {
   SLUICE_ASSIGN_OR_RETURN(const auto devices, driver.Devices());
   for (const DeviceInfo& gpu : devices) {
@@ -189,10 +189,10 @@ class FailingCalls : public ::testing::TestWithParam<const char*> {
     fake_cuda::fake_cuda_recover();
     fake_cuda::fake_cuda_take_findings(findings);
     fake_cuda::fake_cuda_alive(alive);
-    // An object cannot be released if its context cannot be pushed. The last
-    // hold on the context releases the object.
+    // An object cannot be released if its context cannot be pushed. The release
+    // of the context then destroys the object, which is a finding.
     if (failed == "cuCtxPushCurrent_v2") {
-      findings = Without(findings, "go before their context");
+      findings = Without(findings, "end before their context");
     }
     return findings + alive;
   }
@@ -209,7 +209,7 @@ INSTANTIATE_TEST_SUITE_P(HostMemory, FailingCalls,
                                       : "HostNuma";
                          });
 
-TEST_P(FailingCalls, GiveOneErrorLineAndLeaveNothing) {
+TEST_P(FailingCalls, EachFailureGivesOneErrorLineAndLeavesNothing) {
   const Calls before = Counts();
   const Outcome clean = RunAll();
   ASSERT_THAT(clean.status, testing::IsOk());
@@ -245,7 +245,7 @@ TEST_P(FailingCalls, GiveOneErrorLineAndLeaveNothing) {
   EXPECT_GT(points, 100);
 }
 
-TEST_P(FailingCalls, AnErrorWithoutANameIsReportedByItsNumber) {
+TEST_P(FailingCalls, AnErrorWithoutNameOrTextIsStillReported) {
   const std::pair<const char*, const char*> said[] = {
       {"cuGetErrorName", "cuDeviceGetCount: error 999 ("},
       {"cuGetErrorString",

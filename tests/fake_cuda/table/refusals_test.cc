@@ -42,7 +42,7 @@ class Limit {
 
 class CudaRefusals : public OpenedTable {};
 
-TEST_F(CudaRefusals, AMissingObjectIsRefusedByName) {
+TEST_F(CudaRefusals, AMissingOrEmptyArgumentIsRefusedByName) {
   Open();
   const DeviceIndex none(1000);
   constexpr auto kBad = absl::StatusCode::kInvalidArgument;

@@ -53,7 +53,7 @@ TEST_F(CudaTable, TheDriversEndReleasesObjectsInTheirContexts) {
 }
 
 // The table itself maps host memory that is a memfd, so the fake driver would
-// not report addresses that it leaks.
+// not report addresses that the table leaks.
 TEST_F(CudaTable, MemfdAddressesAreReleasedOnRequestAndAtTheDriversEnd) {
   Open("host_numa=0");
   const auto is_mapped = [](Address at) {
@@ -106,7 +106,7 @@ TEST_F(CudaTable, ARankOpensAContextOnItsOwnGpuOnly) {
   EXPECT_THAT(alive, ::testing::Not(HasSubstr("context of GPU 0")));
 }
 
-// Without an alignment of the table's, the driver would choose a default one.
+// If the table asked for no alignment, the driver would choose its default.
 TEST_F(CudaTable, AReservationIsAlignedForAnyMemoryMappedThere) {
   Open("gpu_granularity_kib=8192,host_granularity_kib=16384");
   for (int i = 0; i < 4; ++i) {
@@ -115,7 +115,7 @@ TEST_F(CudaTable, AReservationIsAlignedForAnyMemoryMappedThere) {
   }
 }
 
-// The GPU's number is not compared: it may be the exporter's number.
+// Import does not compare the GPU's number, which may be the exporter's.
 TEST_F(CudaTable, AnImportOfAnotherKindThanStatedIsRefused) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
@@ -259,8 +259,6 @@ TEST_F(CudaTable, ALostGpuIsUnavailableAndTheOtherStillWorks) {
   EXPECT_THAT(Mapped(kOnGpu1, kGpu1), IsOk());
 }
 
-// Guards against one answer for all GPUs, in which a lost GPU hides what is
-// held on the others.
 TEST_F(CudaTable, HeldOutsideOmitsOnlyTheLostGpu) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto beside, OpenCudaDriver());
@@ -291,8 +289,8 @@ TEST_F(CudaTable, ALostContextStaysUnavailable) {
   EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
 }
 
-// All tests above rely on the fake driver to end a process with an error if it
-// leaves an object.
+// The tests above rely on this: the fake driver ends a process that leaves an
+// object with an error.
 TEST(FakeCudaDeathTest, AProcessThatLeavesAStreamFails) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto leave = [] {

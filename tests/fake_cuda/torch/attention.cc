@@ -41,14 +41,14 @@ struct Asked {
 
   bool causal;
   std::optional<double> scale;
-  at::Tensor seen;  // undefined: no window
+  at::Tensor seen;  // undefined if there is no window
   Maybe mask;
 };
 
 }  // namespace
 
 void CheckBoth(const Problem& p, double dropout) {
-  TORCH_CHECK(dropout == 0, "dropout is not built here");
+  TORCH_CHECK(dropout == 0, "dropout is not implemented here");
   TORCH_CHECK(p.q.dim() == 4 && p.k.dim() == 4 && p.v.dim() == 4,
               "attention takes [batch, heads, rows, dim]");
   for (const at::Tensor& t : {p.q, p.k, p.v}) {

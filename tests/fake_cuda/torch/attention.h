@@ -30,8 +30,8 @@ struct Problem {
   bool windowed() const { return left >= 0 || right >= 0; }
 };
 
-// Checks for four dimensions, one dtype, a contiguous last dimension and no
-// dropout.
+// Checks for four dimensions, one dtype, a contiguous last dimension, as many
+// rows and heads of k as of v, and no dropout.
 void CheckBoth(const Problem& p, double dropout);
 inline bool IsGiven(const Maybe& t) { return t.has_value() && t->defined(); }
 
@@ -45,7 +45,8 @@ at::Tensor LseOf(const Problem& p, int64_t rows);
 // row without keys has an output of 0 and a log-sum-exp of +infinity.
 void Attend(const char* name, const Problem& p, const at::Tensor& output,
             const at::Tensor& lse);
-// Computes `gradients` of q, k and v. `lse`: [batch, heads, at least q's rows].
+// Computes `gradients` of q, k and v. `lse` is [batch, heads, rows], and has at
+// least as many rows as q.
 void AttendBackward(const char* name, const Problem& p,
                     const at::Tensor& gradient, const at::Tensor& output,
                     const at::Tensor& lse, const Three& gradients);

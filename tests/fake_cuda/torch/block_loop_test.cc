@@ -1,7 +1,7 @@
 // Causal attention over chunks as the streamed layer runs it: with the
 // product's cuda table, copy engine and merge kernel, and torch's flash
-// attention on CUDA tensors. Each case but the first leaves out one wait, and
-// the race detector must find it by the order of the calls alone.
+// attention on CUDA tensors. Each case but the first leaves out one wait, which
+// the race detector must report, whatever the timing.
 #include <ATen/Functions.h>
 #include <ATen/TensorOperators.h>
 #include <c10/cuda/CUDAStream.h>
@@ -100,7 +100,8 @@ class BlockLoop {
 
   void Run() {
     for (int64_t m = 0; m < kChunks; ++m) {
-      // Compute need not wait for q: k and v follow on the same stream.
+      // Compute need not wait for q: it waits for k and v, which are copied
+      // after q on the same stream.
       In(q_slot_, q_, m, After(Wait::kQueriesUsed, {queries_used_}));
       WaitFor(Wait::kOutputSent, output_sent_);
       lse_slot_.fill_(-INFINITY);
@@ -191,7 +192,7 @@ class BlockLoop {
 
 class BlockLoopWaits : public ::testing::TestWithParam<Wait> {};
 
-TEST_P(BlockLoopWaits, EachIsNeededAndAllSuffice) {
+TEST_P(BlockLoopWaits, AMissingWaitIsARaceAndAllWaitsSuffice) {
   const auto driver = Ok(device::OpenCudaDriver());
   const Region transients(driver.get(), device::Placement::Gpu(DeviceIndex(0)),
                           MiB(8));

@@ -300,7 +300,7 @@ class BoxedCall {
 
 void RunBoxed(const c10::OperatorHandle& op, c10::DispatchKeySet,
               Stack* stack) {
-  // Python's dispatch modes do not see a kernel's inner calls.
+  // Python's dispatch modes must not see the calls that a kernel makes.
   const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKeySet{
       c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot});
   const size_t count = op.schema().arguments().size();

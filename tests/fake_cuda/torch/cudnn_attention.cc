@@ -37,21 +37,21 @@ namespace {
 
 void CheckCudnn(const Problem& p, const Maybe& bias, double dropout) {
   CheckBoth(p, dropout);
-  TORCH_CHECK(!IsGiven(bias), "attn_bias is not built here");
+  TORCH_CHECK(!IsGiven(bias), "attn_bias is not implemented here");
   TORCH_CHECK(
       p.q.scalar_type() == at::kHalf || p.q.scalar_type() == at::kBFloat16,
       "cuDNN SDPA reads ", p.q.scalar_type(), " as fp16");
   TORCH_CHECK(p.q.size(3) % 8 == 0 && p.q.size(3) <= 128,
               "cuDNN SDPA: head_dim must be a multiple of 8, at most 128");
   TORCH_CHECK(p.k.size(3) == p.q.size(3) && p.v.size(3) == p.q.size(3),
-              "unequal head dims are not built here");
+              "unequal head dims are not implemented here");
   TORCH_CHECK(p.q.size(1) % p.k.size(1) == 0,
               "For group-query attention, number of heads for key and query "
               "must be a factor of number of heads for query");
   TORCH_CHECK(p.k.size(2) != 1,
               "cudnn SDPA does not support key/value sequence length 1.");
   TORCH_CHECK(!p.causal || p.q.size(2) == p.k.size(2),
-              "a causal block that is not square is not built here");
+              "a causal block that is not square is not implemented here");
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt,
@@ -61,7 +61,8 @@ Cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
       std::optional<double> scale) {
   const Problem p = {q, k, v, causal, scale};
   CheckCudnn(p, bias, dropout);
-  TORCH_CHECK(wants_lse, "without log-sum-exp it is not built here");
+  TORCH_CHECK(wants_lse,
+              "attention without log-sum-exp is not implemented here");
   const at::Tensor output = at::empty_like(q), lse = LseOf(p, q.size(2));
   Attend("_scaled_dot_product_cudnn_attention", p, output, lse);
   const auto number = q.options().dtype(at::kLong);
@@ -99,8 +100,8 @@ void CheckPlan(const Problem& p, const std::vector<at::Tensor>& others) {
   const MutexLock lock(mutex);
   const auto plan = plans->emplace(key, strides).first;
   TORCH_CHECK(plan->second == strides,
-              "cuDNN SDPA backward: its plan for these q, k and v is of other "
-              "strides of out, grad_out or logsumexp");
+              "cuDNN SDPA backward: its plan for these q, k and v was made for "
+              "other strides of out, grad_out or logsumexp");
 }
 
 Three CudnnBackward(const at::Tensor& gradient, const at::Tensor& q,
@@ -114,19 +115,19 @@ Three CudnnBackward(const at::Tensor& gradient, const at::Tensor& q,
   const Problem p = {q, k, v, causal, scale};
   CheckCudnn(p, bias, dropout);
   TORCH_CHECK(!lengths_q.defined() && !lengths_k.defined(),
-              "ragged batches are not built here");
+              "ragged batches are not implemented here");
   TORCH_CHECK(
       max_q.expect_int() == q.size(2) && max_k.expect_int() == k.size(2),
-      "cuDNN SDPA backward: max_q and max_k are the rows of q and k");
+      "cuDNN SDPA backward: max_q and max_k must be the rows of q and k");
   for (const at::Tensor& t : {seed, offset}) {
     TORCH_CHECK(t.defined() && t.is_cuda() && t.scalar_type() == at::kLong,
                 "cuDNN SDPA backward converts seed and offset on Blackwell: "
-                "give numbers of the GPU");
+                "pass them as tensors on the GPU");
   }
 
   TORCH_CHECK(output.sizes() == q.sizes() && gradient.sizes() == q.sizes() &&
                   output.stride(3) == 1 && gradient.stride(3) == 1,
-              "cuDNN SDPA backward: out and grad_out are like query");
+              "cuDNN SDPA backward: out and grad_out must have query's shape");
   TORCH_CHECK(lse.dim() == 4 && lse.size(3) == 1 && lse.is_contiguous() &&
                   lse.size(2) == q.size(2) && lse.size(1) == q.size(1),
               "cuDNN SDPA backward: logsumexp is [batch, heads, rows, 1]");

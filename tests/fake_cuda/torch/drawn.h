@@ -8,9 +8,8 @@
 
 namespace sluice::fake_cuda {
 
-// Returns a CPU generator for one launch, seeded by the state of the GPU's
-// generator, and advances that one. Without `given` the GPU's generator is the
-// default one.
+// Returns a CPU generator for one launch, seeded from the state of `given` or,
+// if that is unset, of the GPU's default generator. Advances that generator.
 at::Generator Drawn(at::Device device, std::optional<at::Generator> given);
 
 }  // namespace sluice::fake_cuda

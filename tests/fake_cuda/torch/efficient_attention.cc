@@ -19,7 +19,7 @@ namespace {
 // Grouped queries are not supported: all tensors need equally many heads.
 void CheckEfficient(const Problem& p, const Maybe& bias, double dropout) {
   CheckBoth(p, dropout);
-  TORCH_CHECK(!IsGiven(bias), "attn_bias is not built here");
+  TORCH_CHECK(!IsGiven(bias), "attn_bias is not implemented here");
   TORCH_CHECK(p.q.size(1) == p.k.size(1),
               "efficient attention has no grouped queries: ", p.q.size(1),
               " heads of q, ", p.k.size(1), " of k");
@@ -32,7 +32,8 @@ Four Efficient(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                std::optional<double> scale) {
   const Problem p = {q, k, v, causal, scale};
   CheckEfficient(p, bias, dropout);
-  TORCH_CHECK(wants_lse, "without log-sum-exp it is not built here");
+  TORCH_CHECK(wants_lse,
+              "attention without log-sum-exp is not implemented here");
   const int64_t rows =
       (q.size(2) + kLseAlignment - 1) / kLseAlignment * kLseAlignment;
   const at::Tensor output = LikeRows(q, v.size(3)), lse = LseOf(p, rows);

@@ -80,7 +80,7 @@ class FakeTorch : public ::testing::Test {
 std::unique_ptr<device::Driver> FakeTorch::driver_;
 std::unique_ptr<Region> FakeTorch::memory_, FakeTorch::pinned_;
 
-// Blocks a stream until it is released.
+// Blocks a stream while the object lives.
 class Blocked {
  public:
   explicit Blocked(c10::cuda::CUDAStream stream) {
@@ -170,7 +170,7 @@ TEST_F(FakeTorch, IssuingDoesNotWaitForTheGpu) {
   ExpectSame(sum, expected);
 }
 
-// The race is found by the order of the calls alone: nothing here is late.
+// The race is found by the order of the calls alone: no operation is delayed.
 TEST_F(FakeTorch, AKernelThatDoesNotWaitForACopyIsFound) {
   for (const bool waits : {true, false}) {
     const at::Tensor slot = at::empty({1024}, at::TensorOptions().device(kGpu));
@@ -193,7 +193,7 @@ TEST_F(FakeTorch, AKernelThatDoesNotWaitForACopyIsFound) {
   }
 }
 
-// Guards the layout of two ring buffers in one tensor's columns.
+// The product lays two ring buffers side by side in one tensor's columns.
 TEST_F(FakeTorch, ColumnsOfOneTensorRaceOnlyIfTheyOverlap) {
   const at::Tensor whole =
       at::zeros({16, 64}, at::TensorOptions().device(kGpu));
@@ -217,7 +217,7 @@ TEST_F(FakeTorch, TheHostCannotReadAGpusMemory) {
               "");
 }
 
-TEST_F(FakeTorch, MemoryBesideTheLeaseIsRefusedAndFound) {
+TEST_F(FakeTorch, CudaMallocIsRefusedAndReported) {
   void* pointer = nullptr;
   EXPECT_EQ(cudaMalloc(&pointer, 1), cudaErrorNotSupported);
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
@@ -225,7 +225,7 @@ TEST_F(FakeTorch, MemoryBesideTheLeaseIsRefusedAndFound) {
   EXPECT_THAT(Findings(), HasSubstr("cudaMalloc: a GPU's memory is the lease"));
 }
 
-TEST_F(FakeTorch, OnlyBlockingCopiesOfPinnedMemoryMakeTheHostWait) {
+TEST_F(FakeTorch, TheHostWaitsForBlockingCopiesAndForTemporarySources) {
   const at::Tensor pinned = at::from_blob(pinned_->address, {8}, at::kFloat);
   const at::Tensor x = at::zeros({8}, at::TensorOptions().device(kGpu));
   const long waits = fake_cuda_calls("cuStreamSynchronize");
@@ -234,7 +234,7 @@ TEST_F(FakeTorch, OnlyBlockingCopiesOfPinnedMemoryMakeTheHostWait) {
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits);
   pinned.copy_(x);
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 1);
-  // The source of the copy is a temporary tensor of the call.
+  // The conversion to float makes a temporary source, so the call waits.
   x.copy_(pinned.to(at::kDouble), /*non_blocking=*/true);
   EXPECT_EQ(fake_cuda_calls("cuStreamSynchronize"), waits + 2);
 }

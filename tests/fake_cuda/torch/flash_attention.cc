@@ -27,9 +27,10 @@ void CheckFlash(const Problem& p, double dropout) {
   TORCH_CHECK(p.q.size(1) % p.k.size(1) == 0,
               "Number of heads in key/value must divide number of heads in "
               "query");
-  TORCH_CHECK(!p.causal || p.q.size(2) == p.k.size(2),
-              "a causal block that is not square is not built here: its rows "
-              "without keys get +inf as log-sum-exp");
+  TORCH_CHECK(
+      !p.causal || p.q.size(2) == p.k.size(2),
+      "a causal block that is not square is not implemented here: its rows "
+      "without keys get +inf as log-sum-exp");
 }
 
 struct Random {
@@ -71,10 +72,11 @@ Three FlashBackward(const at::Tensor& gradient, const at::Tensor& q,
                         gradient, output, lse);
 }
 
-// The remaining functions are of _flash_attention_forward and _backward, which
-// have rows before heads: [batch, rows, heads, dim].
+// The functions below implement _flash_attention_forward and _backward. Their
+// tensors have rows before heads: [batch, rows, heads, dim].
 void CheckDense(const Maybe& a, const Maybe& b) {
-  TORCH_CHECK(!IsGiven(a) && !IsGiven(b), "ragged batches are not built here");
+  TORCH_CHECK(!IsGiven(a) && !IsGiven(b),
+              "ragged batches are not implemented here");
 }
 
 // Sets the window as mha_fwd reads it: a bound as wide as all keys is no bound,

@@ -1,5 +1,5 @@
-// What torch asks about CUDA apart from operators, such as the number of GPUs.
-// Autograd asks for it to start a thread per device.
+// What torch asks about CUDA apart from operators, such as the number of GPUs:
+// autograd starts a thread per GPU.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/Allocator.h>

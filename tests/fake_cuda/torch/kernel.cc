@@ -16,7 +16,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-// The race detector gets a tensor of more pieces as one range of bytes.
+// The race detector gets a tensor of more pieces than this as one range.
 constexpr int64_t kMostPieces = 256;
 
 std::atomic<int64_t> looks{0};
@@ -162,7 +162,7 @@ void LaunchAndLook(const std::string& name, const Tensors& reads,
   try {
     future.get();
   } catch (const std::future_error&) {
-    TORCH_CHECK(false, name, ": the work was not done");
+    TORCH_CHECK(false, name, ": the context is lost");
   }
 }
 

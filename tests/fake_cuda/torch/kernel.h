@@ -42,12 +42,12 @@ using Tensors = std::vector<at::Tensor>;
 using KernelCode =
     std::function<void(const Tensors& reads, const Tensors& writes)>;
 
-// Launches a kernel. Throws at::Error with CUDA's code if the driver refuses.
+// Launches a kernel. Throws c10::Error with CUDA's code if the driver refuses.
 // All tensors must be on one GPU. An exception from `code` is a finding.
 void Launch(const std::string& name, const Tensors& reads,
             const Tensors& writes, KernelCode code);
-// Launches a kernel and waits for it, without telling the race detector. For
-// sizes and numbers that an operator must return to its caller.
+// Launches a kernel and waits for it, without telling the race detector. Used
+// for sizes and numbers that an operator must return to its caller.
 void LaunchAndLook(const std::string& name, const Tensors& reads,
                    const Tensors& writes, KernelCode code);
 // Returns the number of LaunchAndLook calls in this process.

@@ -7,7 +7,7 @@
 namespace sluice::fake_cuda {
 namespace {
 
-constexpr size_t kAlignment = 512;  // as in torch's own
+constexpr size_t kAlignment = 512;  // as in torch's allocator
 PieceAllocator* installed = nullptr;
 
 }  // namespace
@@ -29,7 +29,7 @@ void PieceAllocator::Free(void* pointer) {
 }
 
 void PieceAllocator::None() {
-  TORCH_CHECK(false, "the test's allocator has no such thing");
+  TORCH_CHECK(false, "the test's allocator does not implement this call");
   std::abort();
 }
 
@@ -41,7 +41,8 @@ void* PieceAllocator::Take(size_t size) {
     if (begin - at >= size) break;
     at = begin + length;
   }
-  TORCH_CHECK_WITH(OutOfMemoryError, at + size <= size_, "the piece is full");
+  TORCH_CHECK_WITH(OutOfMemoryError, at + size <= size_,
+                   "no room in the piece");
   blocks_[at] = size;
   return begin_ + at;
 }

@@ -1,6 +1,6 @@
-// A first-fit CUDA allocator for torch in one piece of a GPU's memory. These
-// tests check the fakes, so they do not use the product's allocator
-// (client/torch/cuda).
+// A first-fit CUDA allocator for torch in one piece of a GPU's memory. The
+// tests of this folder check the fakes, so they do not use the product's
+// allocator (client/torch/cuda).
 #pragma once
 
 #include <c10/cuda/CUDACachingAllocator.h>

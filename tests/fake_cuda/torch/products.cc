@@ -19,8 +19,8 @@ at::Tensor& AddmmDtypeOut(const at::Tensor& self, const at::Tensor& a,
                                      a.scalar_type() == at::kBFloat16),
               "out_dtype must be fp32 for fp16/bf16 inputs");
   TORCH_CHECK(out.scalar_type() == type && self.is_same(out),
-              "a sum that is not of out_dtype, or elsewhere than the result, "
-              "is not built here");
+              "an addend other than the result, or not of out_dtype, is not "
+              "implemented here");
   TORCH_CHECK(a.size(1) == b.size(0) && out.size(0) == a.size(0) &&
                   out.size(1) == b.size(1),
               "mat1 and mat2 shapes cannot be multiplied");

@@ -1,5 +1,5 @@
 // Memory for the tests of torch on the fakes, made by the product's driver.
-// Errors are thrown.
+// Errors are thrown as c10::Error.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -21,7 +21,7 @@ inline void Ok(const absl::Status& status) {
   TORCH_CHECK(status.ok(), std::string(status.message()));
 }
 
-// One extent of memory, mapped.
+// Memory that is mapped, for GPU 0, while the object lives.
 struct Region {
   device::Driver* driver;
   device::Address address;

@@ -3,7 +3,7 @@
 // code can run here.
 //
 // This file must be linked first in this library: the dispatcher uses the
-// kernel that was registered last, which must be that of the other files.
+// kernel that was registered last. That must be another file's kernel.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 #include <dlfcn.h>
@@ -45,7 +45,7 @@ struct Quiet final : c10::WarningHandler {
     std::fprintf(stderr, "fake libtorch_cuda: %s\n", dlerror());
     std::abort();
   }
-  // Kept for the process's life.
+  // Never destroyed, as that would remove the kernels again.
   auto* const kept = new std::vector<c10::RegistrationHandleRAII>;
   static Quiet quiet;
   c10::WarningUtils::set_warning_handler(&quiet);

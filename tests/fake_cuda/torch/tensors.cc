@@ -84,7 +84,7 @@ const at::Tensor& Resize(const at::Tensor& self, c10::SymIntArrayRef symbolic,
   c10::Storage storage = self.storage();
   if (storage.nbytes() >= wanted) return self;
   TORCH_CHECK(storage.nbytes() == 0,
-              "resize_ of a tensor with content is not built here");
+              "resize_ of a tensor with content is not implemented here");
   const auto guard = On(self.device());
   storage.set_data_ptr_noswap(Allocator()->allocate(wanted));
   storage.set_nbytes(wanted);
@@ -145,8 +145,8 @@ void RecordStream(at::Tensor& self, at::Stream stream) {
                                      stream.device_type()));
 }
 
-// Lets a guard that returns to a GPU make no context there, as the load of the
-// real libtorch_cuda.so does.
+// Tells c10 which GPUs have a context, as the real libtorch_cuda.so does when
+// it is loaded, so that a guard that returns to a GPU makes no context there.
 [[maybe_unused]] const bool kLoaded = [] {
   c10::cuda::_internal::setHasPrimaryContext(
       [](c10::DeviceIndex device) { return fake_cuda_has_context(device); });

@@ -36,13 +36,13 @@ bool IsProduct(const std::string& op) {
   return products.contains(op);
 }
 
-// Returns the sum of CUBLAS_WORKSPACE_CONFIG, a list of ":KIB:COUNT".
+// Returns the total size in CUBLAS_WORKSPACE_CONFIG, a list of ":KIB:COUNT".
 size_t ChosenBytes() {
   const char* text = std::getenv("CUBLAS_WORKSPACE_CONFIG");
   if (text == nullptr) {
     fake_cuda_find(
         "CUBLAS_WORKSPACE_CONFIG is not set: how much of the lease torch takes "
-        "depends on the GPU (ours)");
+        "depends on the GPU (Sluice's own rule)");
     return 0;
   }
   size_t bytes = 0, kib = 0, count = 0;

@@ -1,6 +1,6 @@
 // Tests leases of a whole node's size on the strict fake driver, with host
-// memory that takes long to make, and is sparse. Only the bench judges how long
-// a lease takes.
+// memory that takes long to make, and is sparse. Only tests/bench/leases.py
+// judges how long a lease takes.
 #include <fmt/format.h>
 #include <signal.h>
 
@@ -68,8 +68,8 @@ class BigLeases : public ::testing::Test {
     return ranks;
   }
   void Go(const char* job) const { std::ofstream(signs_.File(job)) << "\n"; }
-  // Waits until all ranks have their lease. Prints for the bench how long the
-  // slowest took.
+  // Waits until all ranks have their lease. Prints for tests/bench/leases.py
+  // how long the slowest took.
   static void ExpectLeased(const std::vector<std::unique_ptr<Child>>& ranks,
                            const char* when) {
     constexpr char kLeased[] = "leased in ";
@@ -103,7 +103,7 @@ class BigLeases : public ::testing::Test {
   TempDir node_, signs_;
 };
 
-TEST_F(BigLeases, ASmallLeaseIsServedBetweenTheCallsOfBigOnes) {
+TEST_F(BigLeases, ASmallLeaseIsServedBeforeBigLeasesAreComplete) {
   RunningDaemon daemon(TomlWith(""));
   const auto ranks = StartAll(daemon.socket());
   std::vector<std::unique_ptr<Child>> neighbour;
@@ -117,7 +117,7 @@ TEST_F(BigLeases, ASmallLeaseIsServedBetweenTheCallsOfBigOnes) {
   for (const auto& rank : ranks) {
     leased += rank->output().find("leased") != std::string::npos ? 1 : 0;
   }
-  EXPECT_LT(leased, kRanks) << "the small lease waited for all of the big ones";
+  EXPECT_LT(leased, kRanks) << "the small lease waited for all big leases";
   ExpectLeased(ranks, "64 GiB, the first time");
   Go("end");
   for (const auto& rank : ranks) rank->ExpectSuccess();
@@ -148,7 +148,7 @@ TEST_F(BigLeases, MemoryOfEndedAndKilledRunsIsLeasedAgain) {
   for (const auto& rank : ranks) rank->ExpectSuccess();
 }
 
-TEST_F(BigLeases, ALeaseOfMemoryMadeAheadNeedsNoDriverCall) {
+TEST_F(BigLeases, MemoryMadeAheadIsKeptWhenARankLeases) {
   RunningDaemon daemon(TomlWith("host_ready_bytes = \"1GiB\"\n"));
   const absl::Time end = absl::Now() + absl::Seconds(60);
   while (Memory(daemon).empty() && absl::Now() < end) {

@@ -1,8 +1,8 @@
 // A process that holds memory of a GPU outside leases, as a context or NCCL's
 // buffers do:
 //     cuda_holder GPU MIB UNTIL
-// It makes MIB of memory on the GPU without a session, prints "holds", and
-// keeps the memory until the file UNTIL exists.
+// It makes MIB mebibytes of memory on the GPU without a session, prints
+// "holds", and keeps the memory until the file UNTIL exists.
 #include <unistd.h>
 
 #include <cstdio>

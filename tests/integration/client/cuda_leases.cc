@@ -31,8 +31,8 @@ absl::Status Run(char** words) {
       .world_size = std::atoi(words[4]),
       .local_ranks = std::atoi(words[4]),
       .answer_timeout = absl::Seconds(2)};
-  // The kernel reports the user at the time of connect. The fake driver's files
-  // belong to this process's own user.
+  // The kernel tells the daemon the process's user at the time of connect. The
+  // fake driver's files belong to this process's own user.
   if (seteuid(static_cast<uid_t>(std::atoi(words[6]))) != 0) {
     return ErrnoStatus(errno, "become another user");
   }

@@ -28,8 +28,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::MatchesRegex;
 
-// The fake has no device nodes, by which the daemon decides which ranks may use
-// a GPU; here all may.
+// The daemon decides by device nodes which ranks may use a GPU. The fake has no
+// device nodes, so all ranks may use all GPUs.
 constexpr char kToml[] =
     "[device]\ndriver = \"cuda\"\n"
     "[gpus]\naccess = \"any\"\n"
@@ -113,7 +113,7 @@ TEST_P(OfCuda, TwoRanksCopyThereAndBackAndNothingIsLeft) {
   const auto second = StartRank(daemon.socket(), 1);
   EXPECT_TRUE(first->WaitForOutput("same", absl::Seconds(30)));
   EXPECT_TRUE(second->WaitForOutput("same", absl::Seconds(30)));
-  // Guards against a test on another driver: this fake has the memory.
+  // Guards against a run on another driver, which would leave no files here.
   EXPECT_TRUE(HasMemoryOfGpu(0));
   EXPECT_TRUE(HasMemoryOfGpu(1));
   LetRanksEnd();
@@ -143,8 +143,8 @@ TEST_P(OfCuda, AKilledRanksMemoryBecomesFreeAndTheOtherRankGoesOn) {
   EXPECT_EQ(Findings(), "");
 }
 
-// A daemon that takes over has only the descriptors: it imports the memory of
-// both kinds that the dead one made.
+// A daemon that takes over has only descriptors: it imports the GPU memory and
+// the host memory that the dead daemon made.
 class TakenOver : public OfCuda {
  protected:
   TakenOver() {
@@ -179,8 +179,7 @@ TEST_P(TakenOver, RanksStillCopyUnderTheNextDaemon) {
   EXPECT_EQ(Findings(), "") << daemon.Log();
 }
 
-// Guards against exporting imported memory, which an H100 refuses: memory that
-// was taken over could not be leased again.
+// Guards against a daemon that exports imported memory, which an H100 refuses.
 TEST_P(TakenOver, MemoryThatWasTakenOverCanBeLeasedAgain) {
   UnderKeeper daemon(Config());
   for (const int times : {1, 2}) {
@@ -203,7 +202,7 @@ TEST_P(TakenOver, MemoryThatWasTakenOverCanBeLeasedAgain) {
 }
 
 TEST_P(OfCuda, ADaemonThatEndsDuringAHungCallLeavesNoSocket) {
-  // A driver with host memory makes it by cuMemCreate, too, at the start.
+  // If the driver makes host memory, the daemon calls cuMemCreate at its start.
   if (std::get<0>(GetParam())) return;
   SetDriver(false, ",hang=cuMemCreate:1");
   RunningDaemon daemon(kToml);
@@ -218,7 +217,7 @@ TEST_P(OfCuda, ADaemonThatEndsDuringAHungCallLeavesNoSocket) {
   lease.join();
 }
 
-// Guards against one lost GPU that freezes the daemon at a takeover.
+// Guards against a daemon that freezes at a takeover because a GPU is lost.
 TEST_P(TakenOver, ALostGpusMemoryIsNamedAndTheOtherRankGoesOn) {
   UnderKeeper daemon(Config());
   const auto first = StartRank(daemon.socket(), 0);
@@ -259,8 +258,8 @@ TEST_P(OfCuda, ALostGpuGivesOneErrorLineAndTheOtherRankGoesOn) {
 }
 
 // Guards against host leases that fail one by one with an import's error. A
-// rank can pin a memfd whatever memory its driver makes, and uses one if the
-// daemon does.
+// rank can pin memfds whatever memory its driver makes, and does so if the
+// daemon's host memory is memfds.
 TEST_P(OfCuda, ARankWithAnotherKindOfHostMemoryUsesMemfdOrIsRefusedAtOnce) {
   const bool host_numa = std::get<0>(GetParam());
   RunningDaemon daemon(kToml);
@@ -292,8 +291,6 @@ std::string Ctl(const std::string& socket,
   return Child::Spawn(words)->Join().out;
 }
 
-// Guards against a daemon, and ranks, that cannot start because of one lost
-// GPU.
 TEST_P(OfCuda, AGpuThatIsLostAtTheStartIsNamedAndTheOtherIsServed) {
   LoseGpu(0);
   RunningDaemon daemon(kToml);
@@ -343,8 +340,8 @@ TEST_P(OfCuda, TheCAbiComputesOnTheCallersStreams) {
             "GPU 1 of the node is 0 here\n"
             "0 bytes are not those of the last fill\n");
   EXPECT_EQ(Findings(), "");
-  // With `unready` a rank that only queries finds no event reached: otherwise a
-  // copy that was done in time would replace the missing step.
+  // With `unready` no query finds an event reached. Otherwise a copy that ends
+  // early would hide the missing step.
   SetDriver(std::get<0>(GetParam()), ",unready=1");
   for (const char* step : {"mark", "wait", "use", "order"}) {
     SCOPED_TRACE(step);
@@ -376,8 +373,8 @@ class BesideLeases : public OfCuda {
   }
 };
 
-// The pool leaves 32 of the fake's 64 MiB for memory outside leases. Guards
-// against counting as free what exceeds that after the daemon's start.
+// The pool leaves 32 of the GPU's 64 MiB for memory outside leases. Guards
+// against pool memory that counts as free though another process has taken it.
 TEST_P(BesideLeases, MemoryOutsideLeasesBeyondTheReserveIsNotFree) {
   RunningDaemon daemon(kToml);
   const auto rank = StartRank(daemon.socket(), 0);
@@ -395,8 +392,6 @@ TEST_P(BesideLeases, MemoryOutsideLeasesBeyondTheReserveIsNotFree) {
   EXPECT_EQ(Findings(), "");
 }
 
-// Guards against a query that fails for all GPUs: GPU 0 would have its whole
-// pool free while the other GPU is lost.
 TEST_P(BesideLeases, MemoryOutsideLeasesIsSeenWhileAnotherGpuIsLost) {
   RunningDaemon daemon(kToml);
   LoseGpu(1);
@@ -418,7 +413,7 @@ TEST_P(BesideLeases, MemoryOutsideLeasesIsSeenWhileAnotherGpuIsLost) {
 }
 
 // The contexts of the daemon and of the rank take 20 MiB each. Guards against a
-// report of the GPU's use from before the rank's own context.
+// rank that reports its memory outside leases before it has a context.
 TEST_P(BesideLeases, ARankReportsItsContextsMemoryBeforeItsLease) {
   SetDriver(true, ",context_kib=20480");
   RunningDaemon daemon(kToml);

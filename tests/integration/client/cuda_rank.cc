@@ -43,7 +43,7 @@ absl::Status CopyThereAndBack(CopyEngine& engine, Region& gpu, Region& host,
   last = engine.Enqueue({.direction = device::CopyDirection::kDeviceToHost,
                          .pieces = {{back, gpu.data(), kSize}},
                          .after = {there}});
-  SLUICE_RETURN_IF_ERROR(engine.Drain());  // the CPU reads: a host wait
+  SLUICE_RETURN_IF_ERROR(engine.Drain());  // the CPU reads next
   for (size_t i = 0; i < kSize.size(); ++i) {
     if (back[i] != Pattern(i, rank, round)) {
       return absl::DataLossError("byte " + std::to_string(i) + " of round " +

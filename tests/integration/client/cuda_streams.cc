@@ -27,7 +27,7 @@ constexpr size_t kSize = size_t{1} << 20;
 }
 
 void Check(int status, const char* what) {
-  if (status != SLUICE_OK) Fail(std::string(what) + sluice_last_error());
+  if (status != SLUICE_OK) Fail(std::string(what) + ": " + sluice_last_error());
 }
 
 // The CUDA library that libsluice has opened, as a user's runtime opens it.
@@ -87,8 +87,9 @@ void OnTwoStreams(Rank& rank) {
   Check(sluice_engine_mark_compute(engine, &before), "mark");
   if (rank.Does("use")) {
     Check(sluice_engine_use_stream(engine, rank.streams[1]), "use");
-    // The stream may be destroyed now; work enqueued on it still runs. The fake
-    // driver finds no races of a destroyed stream.
+    // The stream may be destroyed now; work enqueued on it still runs. If a
+    // step is left out the stream stays, as the fake driver finds no races of a
+    // destroyed stream.
     if (rank.left_out.empty()) {
       rank.cuda.cuStreamDestroy_v2(std::exchange(rank.streams[0], nullptr));
     }

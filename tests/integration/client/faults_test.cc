@@ -65,8 +65,8 @@ absl::Status CopyThereAndBack(Session& session, Region& gpu, Region& host) {
   return absl::OkStatus();
 }
 
-// Uses memory in all ways of a rank, twice, so that freed memory is leased
-// again.
+// Leases, uses and frees memory as a rank does, twice, so that freed memory is
+// leased again.
 absl::Status LiveAsRank(const std::string& socket, int gpu) {
   SLUICE_ASSIGN_OR_RETURN(
       const auto session,
@@ -94,7 +94,7 @@ std::string RunRank(const RunningDaemon& daemon, int gpu = 0) {
   const ChildResult result = rank->Join(absl::Seconds(60));
   EXPECT_EQ(result.signal, 0) << result.out << result.err;
   EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
-  // Exactly one line, which names something that a user can do.
+  // One line, neither of a few letters nor of a page.
   EXPECT_EQ(std::count(result.out.begin(), result.out.end(), '\n'), 1)
       << result.out;
   EXPECT_LT(result.out.size(), 600u);
@@ -102,7 +102,7 @@ std::string RunRank(const RunningDaemon& daemon, int gpu = 0) {
   return result.out;
 }
 
-// Expects that the daemon serves, and has all of its memory back.
+// Expects that all memory of GPU 0 and of the host becomes free again.
 void ExpectNothingLeft(RunningDaemon& daemon, const std::string& when) {
   ASSERT_THAT(
       testing::WaitUntilFree(daemon.socket(), 0, absl::Seconds(10)).status(),
@@ -127,7 +127,7 @@ bool WasMet(const std::string& runtime_dir) {
   return (*node)->state().failures_armed == 0;
 }
 
-// Waits until no planted fault is left, as background work may meet it later.
+// Waits until no planted fault is left: background work may meet a fault late.
 bool IsMetSoon(const std::string& runtime_dir) {
   const absl::Time end = absl::Now() + absl::Seconds(30);
   while (!WasMet(runtime_dir) && absl::Now() < end) {
@@ -138,8 +138,8 @@ bool IsMetSoon(const std::string& runtime_dir) {
 
 struct Fault {
   const char* call;
-  // Whether the rank's code sees the error. Otherwise it occurs during a
-  // cleanup, which continues.
+  // Whether the error fails the rank or the daemon's start. If not, the caller
+  // goes on, as in a cleanup.
   bool felt;
 
   friend void PrintTo(const Fault& fault, std::ostream* out) {
@@ -149,7 +149,7 @@ struct Fault {
 
 class FailingCall : public ::testing::TestWithParam<Fault> {};
 
-TEST_P(FailingCall, GivesAtMostOneRankOneErrorLineAndLeavesNothing) {
+TEST_P(FailingCall, AFaultGivesAtMostOneRankOneErrorLineAndLeavesNothing) {
   const auto [call, felt] = GetParam();
   for (const int nth : {1, 2, 7}) {
     const std::string when = fmt::format("call {} of {}", nth, call);
@@ -199,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingCall, ::testing::ValuesIn(kOfRanks),
                            return std::string(info.param.call);
                          });
 
-// Faults of the daemon's own calls. The daemon reads the planned faults when it
+// Faults of the daemon's own calls. The daemon reads the planted faults when it
 // opens the node. The node's state is kept while this process has it open.
 class FailingDaemonCall : public ::testing::TestWithParam<const char*> {
  protected:
@@ -225,12 +225,12 @@ class FailingDaemonCall : public ::testing::TestWithParam<const char*> {
   }
 };
 
-// The daemon retries to make memory that is not available at once.
-TEST_P(FailingDaemonCall, IsRetriedWithoutAnErrorToRanks) {
+TEST_P(FailingDaemonCall, AnEarlyFaultIsRetriedWithoutAnErrorToRanks) {
   for (const int nth : {1, 2}) EXPECT_EQ(Hears(nth), 0);
 }
 
-TEST_P(FailingDaemonCall, GivesAtMostOneRankOneErrorLineAndLeavesNothing) {
+TEST_P(FailingDaemonCall,
+       AFaultGivesAtMostOneRankOneErrorLineAndLeavesNothing) {
   for (const int nth : {3, 5, 7, 8, 13}) Hears(nth);
 }
 
@@ -246,7 +246,7 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingDaemonCall,
 // way the rank's memory is kept for the next daemon.
 class FailingStart : public ::testing::TestWithParam<Fault> {};
 
-TEST_P(FailingStart, KeepsTheRanksSessionAndMemory) {
+TEST_P(FailingStart, TheRanksSessionAndMemorySurviveAFault) {
   const auto [call, felt] = GetParam();
   testing::KeptDaemon daemon;
   daemon.Start();
@@ -292,7 +292,7 @@ TEST(Faults, EveryCallHasAPlantedFaultOrAReason) {
   for (const char* call : kOfTheDaemon) named.insert(call);
   for (const Fault& each : kOfAStart) named.insert(each.call);
   for (const auto& [call, why] : kElsewhere) {
-    EXPECT_TRUE(named.insert(call).second) << call << " is planted";
+    EXPECT_TRUE(named.insert(call).second) << call << " is planted as well";
   }
   RunningDaemon daemon;
   const std::string said(
@@ -312,8 +312,8 @@ TEST(Faults, ALostGpuGivesOneLineToItsRanksAndNoneToOthers) {
 }
 
 // The daemon limits its sessions by the files that it may open, so that it
-// never runs out itself: a session too many is refused in one line, and a later
-// one is served.
+// never runs out of descriptors: a session too many is refused in one line, and
+// a later session is served.
 TEST(Faults, ADaemonWithFewFilesSaysSoAndServesLaterRanks) {
   RunningDaemon daemon("", {.open_files = 64});
   std::vector<RawClient> crowd;
@@ -326,7 +326,7 @@ TEST(Faults, ADaemonWithFewFilesSaysSoAndServesLaterRanks) {
   EXPECT_THAT(said, HasSubstr("the limit is"))
       << "with " << crowd.size() << " sessions";
   crowd.clear();
-  // The daemon hears of their ends one after the other.
+  // The daemon learns one by one that the sessions have ended.
   const absl::Time end = absl::Now() + absl::Seconds(10);
   do {
     said = RunRank(daemon);

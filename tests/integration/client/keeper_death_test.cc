@@ -89,19 +89,19 @@ TEST_F(KeeperOfRanks, TheKeepersDeathIsLoggedOnceAndTheSessionContinues) {
   EXPECT_TRUE(IsFull(*held, std::byte{7}));
 }
 
-TEST_F(KeeperOfRanks, ALeaseThatWaitsForTheKeeperIsGrantedIfItDies) {
+TEST_F(KeeperOfRanks, ALeaseThatWaitsForADyingKeeperIsGranted) {
   const pid_t keeper = under_->keeper();
   kill(keeper, SIGSTOP);
   std::unique_ptr<client::Region> region;
   std::thread rank([&] { region = Leased(5 * kExtent, std::byte{1}); });
-  absl::SleepFor(absl::Milliseconds(200));  // it waits for the keeper
+  absl::SleepFor(absl::Milliseconds(200));  // the lease waits for the keeper
   kill(keeper, SIGKILL);
   rank.join();
   EXPECT_TRUE(IsFull(*region, std::byte{1}));
 }
 
-// With a keeper, SIGHUP ends the daemon and the next one reads the
-// configuration. Without a keeper no next one would start.
+// With a keeper, SIGHUP ends the daemon, and the next daemon reads the
+// configuration. Without a keeper no next daemon would start.
 TEST_F(KeeperOfRanks, SighupDoesNotEndADaemonWithoutAKeeper) {
   const auto held = Leased(kExtent, std::byte{1});
   LoseKeeper();

@@ -1,5 +1,5 @@
-// Helpers for tests with a running daemon: programs that get its socket, and
-// sessions.
+// Helpers for tests with a running daemon, which run programs with its socket
+// and open sessions.
 #pragma once
 
 #include <memory>

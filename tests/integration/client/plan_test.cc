@@ -1,4 +1,5 @@
-// A plan's whole path: rank, daemon, worker process, daemon, ranks.
+// Tests a plan's whole path: from a rank to the daemon and its worker process,
+// and back to all ranks.
 #include "client/session/session.h"
 #include "tests/integration/daemon/harness.h"
 #include "tests/support/status_matchers.h"

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""Every Sluice command that a text contains exists: printed_commands_test.py
-ROOT BIN [PROGRAM…].
+"""printed_commands_test.py ROOT BIN PROGRAM…: every command of a PROGRAM that a
+text contains exists.
 
-Texts are the string literals of the sources (refusals, --help), and the code
-blocks and `code` of the READMEs. A command's subcommands must exist in the
-program, and its flags in that subcommand's --help. A flag without a command
-must exist in some program."""
+Texts are what C++ files have between double quotes, also in comments, and the
+indented blocks and `code` of Markdown files. The words of a command that name
+subcommands are looked up in the program's --help, and its flags in the --help
+of the program and of these subcommands. If sluice-train is a PROGRAM, each flag
+in a C++ file must be in the --help of a PROGRAM or of sluice-worker. Each flag
+in a --help must have a description."""
 
 import functools
 import os
@@ -13,7 +15,8 @@ import re
 import subprocess
 import sys
 
-# Flags of the system's programs that these files run or tell people to run.
+# Flags in these files that are in no --help: most are of the system's programs,
+# which the comments beside the files name.
 OF_THE_SYSTEM = {
     "client/ctl/bundle/support_bundle.cc":  # journalctl
         {"--unit", "--no-pager", "--lines"},
@@ -25,11 +28,10 @@ OF_THE_SYSTEM = {
         {"--property", "--query-gpu"},
     "deploy/bundle/verify/doctor.cc": {"--query-gpu"},  # nvidia-smi
     "deploy/bundle/verify/suite.cc": {"--gtest"},
-    # What verify passes to the processes of its checks; its --help omits
-    # these.
+    # verify passes these to the processes of its checks. Its --help omits them.
     "deploy/bundle/verify/check.h": {"--check", "--tenant"},
     "deploy/bundle/verify/check_process.cc": {"--work", "--busy"},
-    # What verify passes to the kit's Python.
+    # verify passes these to the kit's Python.
     "deploy/bundle/verify/torch.cc": {"--result", "--socket"},
 }
 FOLDERS = ["daemon", "client", "proto", "planner", "kernels", "deploy"]
@@ -52,8 +54,8 @@ def subcommands(text):
 
 
 def literals(text):
-    """Returns the string literals; adjacent ones are joined as the compiler
-    does, raw ones stay as they are."""
+    """Yields the string literals. Adjacent literals are joined. Escaped
+    newlines and quotes are replaced, except in raw literals."""
     joined, end = "", None
     for match in LITERAL.finditer(text):
         between = text[end:match.start()] if end is not None else "x"
@@ -96,8 +98,9 @@ def commands(text, programs):
 
 
 def check(binary, rest):
-    """Returns what is wrong with `rest`, or None. Prose that only names the
-    program ("sluicectl knows") is not a command."""
+    """Returns what is wrong with `rest`, the words after the program's name, or
+    None. Prose that only names the program ("sluicectl knows") is no command.
+    """
     words = rest.split()
     chosen, flags = [], []
     known = subcommands(help_of(binary))
@@ -146,8 +149,8 @@ def unknown_flags(text, have):
 
 
 def undescribed(text):
-    """Returns the flags and arguments of a --help without a description beside
-    them, or on the next line if they are too long."""
+    """Yields the flags of a --help that have no description beside them or on
+    the next line, and flags that contain a brace."""
     lines = text.split("\n")
     for line, next_line in zip(lines, lines[1:]):
         found = re.match(r"  (-[^\s]+)(?: [A-Z]+\S*)?(?: REQUIRED)?(  .*)?$",
@@ -163,7 +166,8 @@ def main():
     have = "".join(whole_help(os.path.join(folder, p))
                    for p in [*programs, "sluice-worker"])
     count = 0
-    wrong = [f"{program} --help: {flag} has no words" for program in programs
+    wrong = [f"{program} --help: {flag} has no description"
+             for program in programs
              for flag in undescribed(whole_help(os.path.join(folder,
                                                              program)))]
     for path, text in texts(root):

@@ -28,7 +28,7 @@ std::string CommandIn(const std::string& message) {
   static const std::regex kCommand(
       R"(sluice(ctl|-train|d)( (-[a-z-]+|[a-z]+))*?( lists|\)|$))");
   std::smatch found;
-  // Sizes and names are no plain words; the command ends the message.
+  // Sizes and names do not match kCommand, but this command ends its message.
   const size_t set = message.find("sluicectl budget set ");
   if (set != message.npos && message.find("--help", set) == message.npos) {
     return message.substr(set);
@@ -68,7 +68,7 @@ void ExpectRemedied(const RunningDaemon& daemon, Session& session, bool host,
   EXPECT_THAT(refused, IsOk());
 }
 
-TEST(Remedies, ThePrintedCommandMakesRoomUnderAJobsOrAUsersLimit) {
+TEST(Remedies, ThePrintedCommandRaisesAJobsOrAUsersLimit) {
   for (const bool host : {false, true}) {
     for (const char* toml :
          {"job_gpu_bytes = \"4MiB\"\njob_host_bytes = \"4MiB\"\n",

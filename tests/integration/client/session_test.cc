@@ -1,5 +1,5 @@
-// Tests sessions of real ranks with a real daemon: a rank that dies ends no
-// other.
+// Tests sessions of real ranks with a real daemon: leases, refusals, grants,
+// and the death of a rank or of the daemon.
 #include "client/session/session.h"
 
 #include <signal.h>
@@ -241,7 +241,7 @@ gpu_links = ["x", "x"]
       const auto opened = Session::Open(RankOf(daemon, rank));
       ASSERT_THAT(opened, IsOk());
       GrantGate& gate = (*opened)->grants();
-      gate.Acquire(kH2d, MiB(64));  // uses up the first window
+      gate.Acquire(kH2d, MiB(64));  // uses up the first grants
       Announce("ready");
       while (access(go.c_str(), F_OK) != 0) {
         absl::SleepFor(absl::Milliseconds(1));
@@ -281,8 +281,8 @@ struct Copied {
   double h2d = 0, d2h = 0;  // bytes per second
 };
 
-// Returns the rates of a rank that copies all it can in both directions, on a
-// link of 90 MB/s for both directions together.
+// Returns the rates of the grants to a rank that asks for all it can in both
+// directions, on a link of 90 MB/s for both directions together.
 Copied TakeGrantsBothWays() {
   RunningDaemon daemon(R"(
 [sim]
@@ -302,7 +302,7 @@ gpu_links = ["x"]
       offloaded += KiB(256).count();
     }
   });
-  gate.Acquire(kH2d, MiB(16));  // uses up the first window
+  gate.Acquire(kH2d, MiB(16));  // uses up the first grants
   const absl::Time begin = MonotonicClock().Now();
   const int64_t before = offloaded;
   for (int i = 0; i < 60; ++i) gate.Acquire(kH2d, MiB(1));
@@ -316,7 +316,7 @@ gpu_links = ["x"]
 TEST(ClientIntegration, PrefetchesGoBeforeOffloadsOnASharedLink) {
   Copied copied;
   // Tries again if the machine delayed the daemon's heartbeat by 20 ms, or kept
-  // a thread of the rank from the CPU for longer than its window.
+  // a thread of the rank from the CPU for so long that its grants expired.
   for (int attempt = 0; attempt < 20; ++attempt) {
     copied = TakeGrantsBothWays();
     if (copied.h2d + copied.d2h < 100e6 && copied.h2d > 70e6 &&

@@ -1,5 +1,5 @@
-// Tests what ranks are told when the service is stopped, and when only its
-// daemon ends.
+// Tests what ranks are told when the service is stopped or killed, and when
+// only its daemon ends.
 #include <signal.h>
 
 #include <string>
@@ -58,7 +58,7 @@ class StoppedService : public ::testing::Test {
   std::vector<SessionEvent> events_ ABSL_GUARDED_BY(mutex_);
 };
 
-TEST_F(StoppedService, TellsEachRankThatItWasStopped) {
+TEST_F(StoppedService, ARankIsToldThatTheServiceWasStopped) {
   EXPECT_TRUE(under_.End());
   EXPECT_EQ(Last().detail, "sluiced was stopped");
   ASSERT_EQ(Events().size(), 2u);
@@ -77,7 +77,7 @@ TEST_F(StoppedService, ADaemonThatEndsUnderAKeeperEndsNoSession) {
   EXPECT_TRUE(Events().empty());
 }
 
-TEST_F(StoppedService, AfterKillsTheClosedSocketTellsRanks) {
+TEST_F(StoppedService, TheClosedSocketTellsARankThatTheServiceWasKilled) {
   under_.KillKeeper();
   under_.KillDaemon();
   EXPECT_EQ(Last().detail,

@@ -47,8 +47,8 @@ bool AttachesAndWorks(const std::string& socket) {
   return true;
 }
 
-// Expects that the client's memory is free again, and that only idle memory of
-// it is kept.
+// Expects that the client's memory is free again, and that its session and use
+// page are not kept.
 void ExpectNothingIsLeft(const KeptDaemon& daemon) {
   const auto done = [&] {
     const auto pool = HostPool(daemon.socket(), 0);

@@ -58,7 +58,6 @@ TEST(Tools, StatusAndJobsShowWhatAJobHolds) {
   EXPECT_THAT(json.out, HasSubstr("\"gpu_bytes\":5242880"));
 }
 
-// Guards against pools that silently show as all free after a crash.
 TEST(Tools, AfterACrashTheNextDaemonReportsWhatRanksHold) {
   RunningDaemon daemon;
   const auto session = OpenSession(daemon, "held");

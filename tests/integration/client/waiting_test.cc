@@ -22,7 +22,7 @@ using ::sluice::testing::RunningDaemon;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-constexpr Bytes kAll = MiB(36);  // of a GPU
+constexpr Bytes kAll = MiB(36);  // a GPU's whole pool
 using Leased = absl::StatusOr<std::unique_ptr<Region>>;
 
 class Waiting : public ::testing::Test {

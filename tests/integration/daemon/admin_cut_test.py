@@ -3,7 +3,8 @@
 ends during an administrator's call.
 
 A proxy socket between sluicectl and the daemon cuts the first connections
-right after the request, so that the daemon receives it and the answer is lost.
+right after the request: the daemon receives the request, and its answer is
+lost.
 """
 
 import contextlib
@@ -143,7 +144,7 @@ class AdminCut(unittest.TestCase):
         self.assertEqual(cutter.cut, 2)
         self.assertTrue(self.is_drained())
 
-    def test_another_calls_outcome_is_unknown(self):
+    def test_the_outcome_of_a_cut_undrain_is_unknown(self):
         self.assertFalse(self.is_drained())
         self.assertEqual(self.said("drain", "--reason", "disk")[0], 0)
         self.assertTrue(self.is_drained())

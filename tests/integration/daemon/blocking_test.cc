@@ -1,5 +1,6 @@
 // Tests that the daemon is blocked neither by descriptors that take long to
-// close nor by a standard error that is not read.
+// close nor by a standard error or answers that are not read, and that
+// sluicectl is not blocked by a stopped daemon.
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <poll.h>
@@ -25,7 +26,7 @@
 namespace sluice::testing {
 namespace {
 
-// Sends ordinary requests, and expects that none waits.
+// Sends ordinary requests, and expects an answer to each within 4 s.
 void ExpectPrompt(const std::string& socket) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
   ASSERT_THAT(client.Hello("honest"), IsOk());
@@ -62,8 +63,8 @@ wire::Packet ReplyPacket() {
 }
 
 // Stops the daemon while the object lives, so that the test can send
-// descriptors and close its own copies. The daemon's close is then the last,
-// which waits.
+// descriptors and close its own copies before the daemon reads them. Only the
+// last close of a socket lingers, and it is then the daemon's.
 class Stopped {
  public:
   explicit Stopped(RunningDaemon& daemon) : daemon_(daemon) {
@@ -93,8 +94,8 @@ TEST(DaemonBlocking, ALingeringDescriptorBlocksNothing) {
   SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client, wire::Connect(daemon.socket()));
   {
     const Stopped stopped(daemon);
-    // The descriptors are surplus, come in place of a profile and before Hello,
-    // or with a packet that is no request.
+    // The daemon has no use for these descriptors: Free takes none, the profile
+    // comes before Hello, and the last packet is no request.
     SendLingering(client.get(), {FreePacket(), ProfilePacket(), ReplyPacket()},
                   readers);
   }
@@ -110,7 +111,7 @@ TEST(DaemonBlocking, ALingeringDescriptorInAnUnreadPacketBlocksNothing) {
     for (int i = 0; i < 5; ++i) {
       SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client,
                                   wire::Connect(daemon.socket()));
-      // This packet ends the session, so the daemon never reads the next ones.
+      // This packet ends the session, so the daemon never reads the next.
       ASSERT_EQ(send(client.get(), "\xff\xff", 2, 0), 2);
       SendLingering(client.get(), {FreePacket(), FreePacket(), FreePacket()},
                     readers);
@@ -131,7 +132,7 @@ bool HasEnded(const UniqueFd& client, absl::Duration within) {
 }
 
 // Sends 16 lingering descriptors with each packet of 20 sessions.
-TEST(DaemonBlocking, AFloodOfLingeringDescriptorsEndsTheSession) {
+TEST(DaemonBlocking, AFloodOfLingeringDescriptorsEndsItsSessions) {
   RunningDaemon daemon;
   const std::string fds =
       "/proc/" + std::to_string(daemon.process().pid()) + "/fd";
@@ -179,7 +180,7 @@ TEST(DaemonBlocking, AnUnreadStandardErrorDelaysNoRequest) {
   const std::string socket = directory.File("run/session.sock");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client, RawClient::Connect(socket));
   ASSERT_THAT(client.Hello("warned"), IsOk());
-  for (int i = 0; i < 300; ++i) {  // a line each
+  for (int i = 0; i < 300; ++i) {  // each logs a line
     const absl::Time start = absl::Now();
     ASSERT_THAT(client.Lease(wire::Lease::GPU, GiB(900)),
                 StatusIs(absl::StatusCode::kResourceExhausted));
@@ -198,7 +199,7 @@ TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,
                               RawClient::Connect(daemon.socket()));
   ASSERT_THAT(rank.Hello("a-job-with-as-long-a-name-as-there-is"), IsOk());
-  for (int i = 0; i < 260; ++i) {  // the last 256 events are in an answer
+  for (int i = 0; i < 260; ++i) {  // an answer has the last 256 events
     ASSERT_THAT(rank.Lease(wire::Lease::GPU, GiB(900)),
                 StatusIs(absl::StatusCode::kResourceExhausted));
   }
@@ -232,7 +233,6 @@ TEST(DaemonBlocking, AnswersThatAreNotReadDoNotPileUp) {
   EXPECT_THAT(client.Call(query, {}, 1000), IsOk());
 }
 
-// Guards against an error that comes only after a minute.
 TEST(DaemonBlocking, SluicectlReportsAStoppedDaemonWithinSeconds) {
   RunningDaemon daemon;
   daemon.process().Kill(SIGSTOP);

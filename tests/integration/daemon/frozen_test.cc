@@ -41,7 +41,7 @@ class FrozenDaemonTest : public ::testing::Test {
         StatusIs(absl::StatusCode::kFailedPrecondition,
                  AllOf(HasSubstr("sluiced is frozen"), HasSubstr(why))));
   }
-  // Runs the check of an upgrade.
+  // Expects that --check-state refuses the kept state for the reason `why`.
   void ExpectUpgradeRefused(const std::string& why) {
     const ChildResult said = daemon_.CheckState();
     EXPECT_NE(said.exit_code, 0) << said.out;
@@ -66,7 +66,6 @@ void Damage(const UniqueFd& state) {
   }
 }
 
-// Guards against ending every session and giving up the memory.
 TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -99,7 +98,7 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   daemon_.Lose("e1");
   daemon_.Start();
   ExpectFrozen("was not kept");
-  // Guards against the answer "good" for a daemon that would freeze as well.
+  // Guards against a --check-state that reports "good" though daemons freeze.
   ExpectUpgradeRefused("extent 1 of GPU 0 was not kept");
   daemon_.Kill();
   daemon_.Put("e1", std::move(extent));
@@ -107,7 +106,6 @@ TEST_F(FrozenDaemonTest, AMissingExtentEndsNoJob) {
   ExpectServed(rank);
 }
 
-// Guards against ending every session because GPU 1 no longer exists.
 TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   daemon_.Start();
   RawClient rank = Connected();
@@ -119,7 +117,7 @@ TEST_F(FrozenDaemonTest, ANodeWithoutTheGpuEndsNoJob) {
   std::ofstream(file, std::ios::app) << "[sim]\ngpus = 1\n";
   daemon_.Start();
   ExpectFrozen("GPU 1");
-  // The file is repaired, and read again.
+  // The configuration is repaired, and the next daemon reads it.
   std::filesystem::rename(daemon_.File("two.toml"), file);
   End(SIGHUP);
   daemon_.Start();
@@ -190,8 +188,8 @@ TEST_F(FrozenDaemonTest, FiveDeathsInTenSecondsFreezeTheNextDaemon) {
     EXPECT_EQ(serves, death < 5) << death;
   }
   ExpectFrozen("5 daemons died within 10 s");
-  // The operator repairs the cause and restarts the daemon, which counts from
-  // 0.
+  // The operator repairs the cause and restarts the daemon, which counts deaths
+  // from 0.
   End(SIGTERM);
   daemon_.Start();
   for (int taken_over = 1; taken_over <= 4; ++taken_over) {
@@ -252,7 +250,7 @@ TEST_F(FrozenDaemonTest, AFrozenDaemonEndsWithItsService) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// Guards against an end that takes 5 s, after which the caller would kill it.
+// Guards against a daemon that waits 5 s for the keeper's answer.
 TEST_F(FrozenDaemonTest, AFrozenDaemonsEndDoesNotWaitForADeadKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -267,7 +265,7 @@ TEST_F(FrozenDaemonTest, AFrozenDaemonsEndDoesNotWaitForADeadKeeper) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
-TEST(FrozenPages, SayThatTheDaemonLivesAndIsNotReady) {
+TEST(FrozenPages, PagesSayThatAFrozenDaemonLivesAndIsNotReady) {
   KeptDaemon daemon(std::string(kHttp) + "[restart]\nfreeze_after = 5\n");
   daemon.Start();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient rank,

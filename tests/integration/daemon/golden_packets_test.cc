@@ -1,6 +1,6 @@
-// Recorded sessions of clients and daemons of each protocol, packet by packet:
-// today's daemon must answer each recorded request in the same way, and today's
-// client must read a recorded packet of a daemon with the same meaning.
+// Recorded sessions of each protocol, packet by packet: today's daemon must
+// answer each recorded request by a reply of the recorded kind, or with the
+// recorded error code, and each recorded packet must decode to its text.
 //
 // tests/golden/session/protocolN.txt has a line per packet: ">" from the rank
 // or "<" from the daemon, its bytes, and its text. SLUICE_UPDATE_GOLDEN=1
@@ -68,8 +68,8 @@ std::string KindOf(const wire::Packet& packet) {
              : fmt::format("reply {}", static_cast<int>(reply.body_case()));
 }
 
-// Sends the bytes unchanged, and with a Hello the GPU nodes. Returns the
-// answer.
+// Sends the packet, and with a Hello the descriptors of GPU 0's device nodes.
+// Returns the answer.
 std::string Ask(RawClient& rank, const std::string& bytes) {
   const wire::Packet packet = Parsed(bytes);
   std::vector<UniqueFd> nodes;
@@ -152,7 +152,7 @@ void Record() {
 
 class GoldenPackets : public ::testing::TestWithParam<uint32_t> {};
 
-TEST_P(GoldenPackets, AreAnsweredAsRecorded) {
+TEST_P(GoldenPackets, RequestsAreAnsweredAsRecorded) {
   if (GetParam() == wire::kProtocols.newest &&
       std::getenv("SLUICE_UPDATE_GOLDEN") != nullptr) {
     Record();
@@ -177,7 +177,7 @@ TEST_P(GoldenPackets, AreAnsweredAsRecorded) {
   EXPECT_GE(asked, 9);
 }
 
-TEST_P(GoldenPackets, DecodeToTheRecordedText) {
+TEST_P(GoldenPackets, PacketsDecodeToTheRecordedText) {
   for (const Line& line : ReadLines(GetParam())) {
     EXPECT_EQ(TextOf(line.bytes), line.text);
   }

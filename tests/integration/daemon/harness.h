@@ -19,10 +19,10 @@ namespace sluice::testing {
 
 // How the daemon is started. `user` and `user_namespace` need root.
 struct DaemonLimits {
-  int open_files = 0;           // soft and hard limit; 0: as this process
-  uid_t user = 0;               // if not root, without capabilities
-  bool user_namespace = false;  // in a namespace that maps only root
-  bool kept = false;            // by a sluiced-keeper, which stores its state
+  int open_files = 0;  // soft and hard limit, or 0 for this process's limits
+  uid_t user = 0;      // runs as this user; if not root, without capabilities
+  bool user_namespace = false;  // runs in a user namespace that maps only root
+  bool kept = false;            // runs under a sluiced-keeper
 };
 
 class RunningDaemon {
@@ -37,7 +37,8 @@ class RunningDaemon {
   const std::string& runtime_dir() const { return directory_.path(); }
   std::string socket() const { return directory_.File("session.sock"); }
   std::string http_socket() const { return directory_.File("http.sock"); }
-  Child& process() { return *process_; }  // the keeper, if `kept`
+  // With `kept`, process() and pid() are the keeper's.
+  Child& process() { return *process_; }
   pid_t pid() const { return process_->pid(); }
   // Sends SIGKILL, and starts the next daemon in the same folder with the same
   // settings.
@@ -105,10 +106,10 @@ class RawClient {
 void ExpectPolicyIsRefused(const std::string& text,
                            const std::vector<std::string>& words);
 
-// Returns pool `gpu` of the daemon at `socket`, by an observer's query.
+// Returns the pool of GPU `gpu`, as the daemon at `socket` tells an observer.
 absl::StatusOr<wire::Pool> GpuPool(const std::string& socket, int gpu);
 absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
-// Waits until all of that pool is free. Returns the time it took, or
+// Waits until the whole pool of GPU `gpu` is free. Returns the time it took, or
 // DeadlineExceeded.
 absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
                                              absl::Duration timeout);

@@ -76,7 +76,6 @@ class HttpAttack : public ::testing::Test {
   Bytes before_;
 };
 
-// This and the next three tests guard against keeping all that is received.
 TEST_F(HttpAttack, AnEndlessRequestLineIsCutOff) { Flood("GET /", "x"); }
 
 TEST_F(HttpAttack, AnEndlessHeaderIsCutOff) {
@@ -93,7 +92,6 @@ TEST_F(HttpAttack, AnEndlessChunkedBodyIsCutOff) {
       "8\r\n01234567\r\n");
 }
 
-// Guards against three such connections that block /metrics.
 TEST_F(HttpAttack, SlowSendersDelayNoOtherRequest) {
   std::vector<UniqueFd> tricklers;
   for (int i = 0; i < 12; ++i) tricklers.push_back(HttpConnect(address_));
@@ -107,7 +105,7 @@ TEST_F(HttpAttack, SlowSendersDelayNoOtherRequest) {
   ExpectSmall();
 }
 
-// Guards against keeping all connections, each with a descriptor.
+// Guards against a daemon that keeps every idle connection open.
 TEST_F(HttpAttack, IdleConnectionsDelayNoOtherRequest) {
   std::vector<UniqueFd> idle;
   for (int i = 0; i < 900; ++i) idle.push_back(HttpConnect(address_));

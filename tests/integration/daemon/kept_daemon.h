@@ -51,10 +51,10 @@ class KeptDaemon {
 
   // Receives no message of the daemon until Answer or the daemon's death.
   void Ignore();
-  // Ends Ignore. Messages sent since then are received, too.
+  // Ends Ignore. Messages sent since Ignore are received, too.
   void Answer();
   // Receives `messages` more of the daemon's messages and the one after them,
-  // then kills the daemon; later messages are lost.
+  // then kills the daemon; later messages are lost. With -1 it never kills.
   void KillBehind(int messages);
   // Returns whether KillBehind has killed the daemon; then call Join(). Also
   // true after Ignore.
@@ -62,8 +62,9 @@ class KeptDaemon {
   bool Has(const std::string& name) const;
   // Returns the number of kept descriptors with names that begin with `prefix`.
   int Count(const std::string& prefix) const;
-  // Wait at most 120 s. Return whether the descriptor is gone, or kept.
+  // Waits until the descriptor is not kept. Returns false after 120 s.
   bool WaitUntilGone(const std::string& name) const;
+  // Waits until the descriptor is kept. Returns false after 120 s.
   bool WaitUntilKept(const std::string& name) const;
   // Removes a kept descriptor.
   void Lose(const std::string& name);
@@ -90,14 +91,14 @@ class KeptDaemon {
   TempDir directory_;
   std::string program_ = "sluiced";
   daemon::NotifyReceiver receiver_;
-  pid_t pid_ = 0;  // 0: none runs
+  pid_t pid_ = 0;  // 0 if no daemon runs
   mutable Mutex mutex_;
   std::unique_ptr<daemon::KeptDescriptors> kept_ ABSL_GUARDED_BY(mutex_);
   bool ignoring_ ABSL_GUARDED_BY(mutex_) = false;
-  int kill_behind_ ABSL_GUARDED_BY(mutex_) = -1;  // messages; -1: never
+  int kill_behind_ ABSL_GUARDED_BY(mutex_) = -1;  // see KillBehind
   bool ready_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread pump_;  // last: it uses the rest
+  std::thread pump_;  // started last: it uses the members above
 };
 
 }  // namespace sluice::testing

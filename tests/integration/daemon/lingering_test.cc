@@ -111,7 +111,6 @@ TEST(DaemonLingering, RepeatedLeaseAndFreeStaysWithinTheBudget) {
   EXPECT_GT(held, MiB(2));
   EXPECT_LE(held, MiB(4));
   ExpectLingering(daemon.socket(), held);
-  // Closed memory is free, and no longer counts in the budget.
   kept.clear();
   ExpectLingering(daemon.socket(), Bytes(0));
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(4)), IsOk());

@@ -44,8 +44,8 @@ absl::Duration Copy(device::Driver& driver, Bytes size) {
   return absl::Now() - start;
 }
 
-// Tries to change the node's state as another user. Then sets every clock far
-// ahead, again and again.
+// Tries to change the node's state as another user. Then sets the clocks of all
+// links far ahead, again and again.
 void Scribble(const RunningDaemon& daemon) {
   ASSERT_EQ(setresuid(kLiar, kLiar, kLiar), 0);
   const std::string state = daemon.runtime_dir() + "/sim/node.state";
@@ -89,7 +89,7 @@ TEST(DaemonNodeState, ARankSurvivesAnotherUsersWritesToSharedState) {
     EXPECT_THAT(
         driver->Import(lease.fds[0], device::Placement::Gpu(kGpu), MiB(4)),
         IsOk());
-    // 8 slices, each behind at most 64 others.
+    // 8 slices, each behind at most 64 other slices.
     const absl::Duration took = Copy(*driver, MiB(8));
     EXPECT_LT(took, absl::Seconds(8));
     printf("copied 8 MiB in %s\n", absl::FormatDuration(took).c_str());

@@ -69,7 +69,7 @@ TEST(DaemonOutside, MemoryOfAKilledDaemonsRanksIsNotFreeUntilTheyEnd) {
     }
   });
   daemon.KillAndStartNext();
-  // The next daemon knows this as soon as it serves.
+  // The next daemon has counted this memory before it serves.
   SLUICE_ASSERT_OK_AND_ASSIGN(const wire::Pool gpu,
                               GpuPool(daemon.socket(), 0));
   EXPECT_EQ(gpu.held_outside_bytes(), MiB(12).size());

@@ -188,7 +188,7 @@ TEST(DaemonPlan, AnInfeasiblePlanStatesTheReason) {
   EXPECT_THAT(plan.infeasible, HasSubstr("host"));
 }
 
-TEST(DaemonPlan, BadProfilesAreRefusedByFieldAndTheSessionGoesOn) {
+TEST(DaemonPlan, BadProfilesAreRefusedAndTheSessionGoesOn) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient a, RawClient::Connect(daemon.socket()));
   ASSERT_THAT(a.Hello("demo"), IsOk());
@@ -219,19 +219,18 @@ TEST(DaemonPlan, AnotherRequestWithTheIdOfAnAnsweredProfileIsRefused) {
   ASSERT_THAT(b.Hello("demo", 1, 2, 1), IsOk());
   // The submission is answered, but the plan still waits for the other rank.
   ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
-  constexpr uint64_t kSubmitted = 2;  // its id, after Hello's
+  constexpr uint64_t kSubmitted = 2;  // the submission's id; Hello's is 1
   wire::Request other;
   other.mutable_free()->set_lease_id(1);
   EXPECT_THAT(
       a.Call(other, {}, kSubmitted),
       StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("profile")));
-  // The session goes on, and so does the plan.
   EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
   ASSERT_THAT(Submit(b, plan::Encode(ProfileOf(1, 1))), IsOk());
   EXPECT_THAT(NextPlan(b), IsOk());
 }
 
-TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
+TEST(DaemonPlan, ADeadRankEndsTheOtherRanksWaitForAPlan) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {
     SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -245,7 +244,7 @@ TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
   ASSERT_THAT(a.Hello("demo", 0, 2, 0), IsOk());
   ASSERT_THAT(Submit(a, plan::Encode(ProfileOf(0, 0))), IsOk());
   rank->Kill(SIGKILL);
-  // The plan's failure and the peer's death, in this or the other order.
+  // The plan's failure and the peer's death come in any order.
   bool failed = false, died = false;
   for (int i = 0; i < 2; ++i) {
     SLUICE_ASSERT_OK_AND_ASSIGN(const auto event,
@@ -260,7 +259,7 @@ TEST(DaemonPlan, DeathOfARankEndsTheWaitOfTheOthers) {
   EXPECT_TRUE(failed && died);
 }
 
-TEST(DaemonPlan, WorkerThatDoesNotExistFailsThePlanNotTheDaemon) {
+TEST(DaemonPlan, AMissingWorkerFailsThePlanButNotTheDaemon) {
   // A copy of the daemon in a folder without a worker.
   TempDir alone;
   const std::string lonely = alone.File("sluiced");
@@ -292,8 +291,6 @@ std::string LongProfile(int rank, int gpu, int buffers) {
   return plan::Encode(profile);
 }
 
-// Guards against keeping and decoding thousands of one rank's profiles while
-// another rank's profile waits.
 TEST(DaemonPlan, ManyProfilesOfOneRankDelayNoOtherAndAreNotKept) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient honest,

@@ -1,5 +1,5 @@
-// Tests SIGHUP: the daemon ends and the next one reads the configuration again,
-// or if that would fail nothing changes.
+// Tests SIGHUP: the daemon ends and the next daemon reads the configuration
+// again. If the next daemon could not take over, nothing changes.
 #include <signal.h>
 
 #include <fstream>
@@ -33,7 +33,6 @@ class ReloadTest : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Guards against a SIGHUP that is only logged.
 TEST_F(ReloadTest, ANewLimitBindsAndTheRankStaysAttached) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -50,7 +49,7 @@ TEST_F(ReloadTest, TheSocketStaysWithoutAnyRank) {
   Append("[log]\nlevel = \"debug\"\n");
   HangUp();
   ASSERT_EQ(daemon_.Join(), 0);
-  auto client = RawClient::Connect(daemon_.socket());  // waits for the next one
+  auto client = RawClient::Connect(daemon_.socket());  // waits for an accept
   ASSERT_THAT(client, IsOk());
   daemon_.Start();
   EXPECT_THAT(client->Observe(), IsOk());

@@ -38,7 +38,7 @@ void ExpectServed(const std::string& socket) {
   EXPECT_LT(absl::Now() - start, absl::Seconds(5));
 }
 
-// Expects that the daemon ends that session, possibly after an answer.
+// Expects that the daemon ends the client's session, possibly after a reply.
 void ExpectEnded(RawClient& client) {
   for (int i = 0; i < 100; ++i) {
     const auto event = client.NextEvent(absl::Seconds(5));
@@ -57,7 +57,7 @@ TEST(DaemonRobust, GarbageEndsTheSessionThatSentIt) {
                                 RawClient::Connect(daemon.socket()));
     std::string bytes(size, '\0');
     for (char& c : bytes) c = static_cast<char>(random());
-    bytes[0] = '\xff';  // no protobuf begins so
+    bytes[0] = '\xff';  // no packet begins with this byte
     ASSERT_EQ(send(client.fd(), bytes.data(), bytes.size(), 0),
               static_cast<ssize_t>(size));
     ExpectEnded(client);
@@ -121,7 +121,7 @@ TEST(DaemonRobust, SurplusDescriptorsAreClosedNotKept) {
   UniqueFd reader(ends[0]), writer(ends[1]);
   wire::Request request;
   request.mutable_free()->set_lease_id(1);
-  // Refused or not, the daemon must not hold the pipe open.
+  // Whether it refuses the request or not, the daemon must close the pipe.
   client.Call(request, {writer.get(), writer.get()}).status().IgnoreError();
   writer.Reset();
   char byte;
@@ -224,7 +224,7 @@ TEST(DaemonRobust, RanksThatDieLeaveNoDescriptorAndNoMemory) {
   while (descriptors() > before + 2 && absl::Now() < late) {
     absl::SleepFor(absl::Milliseconds(20));
   }
-  EXPECT_LE(descriptors(), before + 2);  // this test's own observers
+  EXPECT_LE(descriptors(), before + 2);  // 2 for this test's observers
   if (kMeasureMemory) {
     EXPECT_LE(daemon.Memory("VmRSS"), resident + MiB(2));
   }

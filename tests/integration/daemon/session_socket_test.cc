@@ -1,4 +1,4 @@
-// Tests that a client that connects between two daemons waits for the next one.
+// Tests that a client that connects between two daemons waits for the second.
 // The keeper stores the session socket, or systemd made it (socket activation).
 #include <signal.h>
 #include <sys/socket.h>
@@ -24,7 +24,7 @@ namespace {
 using ::testing::HasSubstr;
 
 // The name of the .socket unit's descriptor, which is passed at each start. No
-// stored descriptor has it.
+// stored descriptor has this name.
 constexpr char kUnit[] = "sluiced.socket";
 
 class SessionSocket : public ::testing::Test {
@@ -56,8 +56,7 @@ class SessionSocket : public ::testing::Test {
   KeptDaemon daemon_;
 };
 
-// Guards against a daemon without ranks that removes its socket.
-TEST_F(SessionSocket, StaysWhenAnIdleDaemonIsTerminated) {
+TEST_F(SessionSocket, TheSocketStaysWhenAnIdleDaemonIsTerminated) {
   daemon_.Start();
   End();
   EXPECT_TRUE(daemon_.Has("listener"));
@@ -67,7 +66,7 @@ TEST_F(SessionSocket, StaysWhenAnIdleDaemonIsTerminated) {
   ExpectWaits();
 }
 
-TEST_F(SessionSocket, IsRemovedWithTheService) {
+TEST_F(SessionSocket, TheSocketIsRemovedWithTheService) {
   daemon_.Start();
   EndService();
   EXPECT_EQ(daemon_.Count(""), 0);
@@ -75,7 +74,7 @@ TEST_F(SessionSocket, IsRemovedWithTheService) {
 }
 
 // Guards against a start that is refused because "another daemon serves".
-TEST_F(SessionSocket, FromASocketUnitOutlivesEveryDaemon) {
+TEST_F(SessionSocket, ASocketUnitsSocketOutlivesEveryDaemon) {
   HandOn(daemon_.socket());
   const auto before = std::filesystem::last_write_time(daemon_.socket());
   ExpectWaits();
@@ -94,7 +93,7 @@ TEST_F(SessionSocket, FromASocketUnitOutlivesEveryDaemon) {
 }
 
 // This is an upgrade of a daemon that had no .socket unit.
-TEST_F(SessionSocket, FromASocketUnitReplacesAnEarlierDaemonsOwn) {
+TEST_F(SessionSocket, ASocketUnitsSocketReplacesAnEarlierDaemonsOwn) {
   daemon_.Start();
   RawClient rank = AttachedWithMemory(daemon_);
   End();
@@ -109,7 +108,7 @@ TEST_F(SessionSocket, FromASocketUnitReplacesAnEarlierDaemonsOwn) {
 }
 
 // The .socket unit is removed under a daemon with a rank.
-TEST_F(SessionSocket, IsMadeByTheDaemonOnceTheSocketUnitIsGone) {
+TEST_F(SessionSocket, TheDaemonMakesTheSocketOnceTheSocketUnitIsGone) {
   HandOn(daemon_.socket());
   daemon_.Start();
   RawClient rank = AttachedWithMemory(daemon_);
@@ -121,14 +120,14 @@ TEST_F(SessionSocket, IsMadeByTheDaemonOnceTheSocketUnitIsGone) {
   ExpectKept(daemon_, rank);
 }
 
-TEST_F(SessionSocket, WithAnotherPathEndsTheStartInOneLine) {
+TEST_F(SessionSocket, ASocketWithAnotherPathEndsTheStart) {
   HandOn(daemon_.File("other.sock"));
   EXPECT_EQ(daemon_.StartThatFails(), 2);
   EXPECT_THAT(daemon_.Log(), HasSubstr("'sluiced.socket', which listens"));
   EXPECT_TRUE(std::filesystem::exists(daemon_.File("other.sock")));
 }
 
-TEST_F(SessionSocket, WithARemovedPathIsReportedAndNotReplaced) {
+TEST_F(SessionSocket, ASocketWithARemovedPathIsReportedAndNotReplaced) {
   HandOn(daemon_.socket());
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
@@ -136,7 +135,7 @@ TEST_F(SessionSocket, WithARemovedPathIsReportedAndNotReplaced) {
   EXPECT_FALSE(std::filesystem::exists(daemon_.socket()));
 }
 
-TEST(FrozenSessionSocket, FromASocketUnitReportsTheReasonAndStays) {
+TEST(FrozenSessionSocket, ASocketUnitsSocketReportsTheReasonAndStays) {
   KeptDaemon daemon("[restart]\nfreeze_after = 1\n");
   auto made = wire::Listen(daemon.socket(), 0666);
   ASSERT_THAT(made, IsOk());
@@ -155,7 +154,7 @@ TEST(FrozenSessionSocket, FromASocketUnitReportsTheReasonAndStays) {
   EXPECT_THAT(waits.Observe(), IsOk());
 }
 
-// Returns the keeper's daemon.
+// Returns the pid of the keeper's daemon, or 0 if no daemon runs.
 pid_t ChildOf(pid_t keeper) {
   const std::string number = std::to_string(keeper);
   std::ifstream file("/proc/" + number + "/task/" + number + "/children");
@@ -164,8 +163,7 @@ pid_t ChildOf(pid_t keeper) {
   return child;
 }
 
-// Guards against refusals until the next daemon has started.
-TEST(KeptSessionSocket, RefusesNoClientWhileTheIdleDaemonIsReplaced) {
+TEST(KeptSessionSocket, NoClientIsRefusedWhileTheIdleDaemonIsReplaced) {
   RunningDaemon daemon("", {.kept = true});
   std::atomic<bool> ends = false;
   std::atomic<int> answered = 0;

@@ -37,7 +37,7 @@ TEST(DaemonSession, WelcomeDescribesTheSimulatedNode) {
   EXPECT_EQ(welcome.host_pools(0).free_bytes(), MiB(384).size());
   EXPECT_EQ(welcome.granularity(), KiB(64).size());
   EXPECT_EQ(welcome.link_h2d_bytes_per_second(), 2e9);
-  ASSERT_EQ(reply.fds.size(), 3u);  // grant pages, clocks
+  ASSERT_EQ(reply.fds.size(), 3u);  // two grant pages, clocks
 }
 
 // A client of a later version may or may not speak today's protocol as well.
@@ -107,11 +107,10 @@ TEST(DaemonSession, RefusalsStateAskedFreeAndTotalBytes) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(1), 7),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("no GPU 7")));
   EXPECT_THAT(client.Free(99), StatusIs(absl::StatusCode::kNotFound));
-  // None of that changed anything.
+  // The refused requests changed nothing.
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(36)), IsOk());
 }
 
-// Guards against a socket that is closed before the reason arrives.
 TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
   RunningDaemon daemon("[quota]\nsessions = 1\n");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient first,
@@ -126,7 +125,6 @@ TEST(DaemonSession, AClientRefusedAtAcceptReceivesTheReason) {
   }
 }
 
-// Guards against leases on any GPU by any user.
 TEST(DaemonSession, OnlyProcessesThatMayOpenAGpusNodeUseTheGpu) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   const auto as_other = [](const RunningDaemon& daemon) {
@@ -166,7 +164,7 @@ TEST(DaemonSession, OnlyProcessesThatMayOpenAGpusNodeUseTheGpu) {
       "or set access = \"any\" in [gpus]\n";
   EXPECT_EQ(as_other(daemon), refused + refused + "\n");
   EXPECT_THAT(as_other(open), ::testing::StartsWith("\n\n"));
-  // Root may open it.
+  // Root may open GPU 0's node.
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
   EXPECT_THAT(client.Hello("own"), IsOk());
@@ -289,7 +287,7 @@ TEST(DaemonDeath, ARankThatFreesAndExitsIsNotADeath) {
               StatusIs(absl::StatusCode::kDeadlineExceeded));
 }
 
-TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
+TEST(DaemonGrants, TheLimitsPageIsReadOnlyAndTheUsePageCannotShrink) {
   RunningDaemon daemon;
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
                               RawClient::Connect(daemon.socket()));
@@ -309,15 +307,15 @@ TEST(DaemonGrants, PagesAreFreshReadOnlyAndCannotShrink) {
   EXPECT_NE(ftruncate(reply.fds[1].get(), 0), 0);
   const uint32_t slot = reply.body.welcome().grant_slot();
   const uint64_t beat = limits->heartbeat_ns.load();
-  // A rank that holds memory has a first window.
+  // A rank that holds memory gets a first limit.
   ASSERT_THAT(client.Lease(wire::Lease::GPU, KiB(64)), IsOk());
   AwaitRefills(reply.fds[0].get());
   const uint64_t limit = limits->slots[slot].limit_bytes[kH2d].load();
   EXPECT_GT(limit, 0u);
   const absl::Time begin = absl::Now();
   use->slot.used_bytes[kH2d] = limit;
-  // The limit grows by 2 GB/s while the daemon's thread has the CPU, and by
-  // less than five times as much.
+  // The limit grows by 2 GB/s while the daemon's thread has the CPU. Here it
+  // must grow by 300 MB within 10 s, and at less than 10 GB/s.
   uint64_t later = limit;
   for (int i = 0; i < 1000 && later - limit < 300'000'000u; ++i) {
     absl::SleepFor(absl::Milliseconds(10));

@@ -1,5 +1,5 @@
-// Tests what operators do around a daemon: check its configuration, send it
-// signals, and probe it.
+// Tests what operators do around a daemon: check its configuration, use its
+// command line, send it signals, and probe it.
 #include <signal.h>
 
 #include <filesystem>
@@ -53,7 +53,7 @@ TEST(DaemonSignals, EverySignalThatEndsTheDaemonLeavesNothing) {
   }
 }
 
-TEST(DaemonCheckConfig, ReportsTheErrorsOfAStartAndCreatesNothing) {
+TEST(DaemonCheckConfig, CheckConfigReportsTheErrorsOfAStartAndCreatesNothing) {
   const TempDir directory;
   const std::string config = directory.File("c.toml");
   const std::string run = directory.File("run");

@@ -89,7 +89,8 @@ TEST_F(TakeOver, ARankStaysAttached) {
               HasSubstr("\nsluice_kept 1\n"));
 }
 
-// Guards against a new socket under the old one's name that is not kept.
+// Guards against a new listening socket that is not kept because the old socket
+// was kept under the same name.
 TEST_F(TakeOver, AReplacedListenerIsKeptToo) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -97,14 +98,13 @@ TEST_F(TakeOver, AReplacedListenerIsKeptToo) {
   std::filesystem::remove(daemon_.socket());
   daemon_.Start();
   daemon_.Kill();
-  // No daemon accepts it yet.
+  // No daemon accepts this connection yet.
   RawClient next = Connected(daemon_);
   daemon_.Start();
   EXPECT_THAT(next.Observe(), IsOk());
   ExpectServed(rank);
 }
 
-// Guards against removing the socket's path and ending the sessions.
 TEST_F(TakeOver, AFailedStartLeavesAllToTheNextDaemon) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -134,8 +134,9 @@ TEST_F(TakeOver, AnObstructedAdminSocketEndsNoSession) {
   EXPECT_TRUE(std::filesystem::is_socket(in_the_way));
 }
 
-// Guards against a close by the daemon's loop or by the keeper's: the last
-// holder of a socket closes the unread descriptors in it.
+// Guards against closing a session's socket in the daemon's loop or in the
+// keeper's: the last holder of a socket also closes the unread descriptors in
+// it, and such a close may linger.
 TEST_F(TakeOver, ALingeringDescriptorBlocksNeitherTheNextDaemonNorTheKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -158,7 +159,7 @@ TEST_F(TakeOver, ALingeringDescriptorBlocksNeitherTheNextDaemonNorTheKeeper) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(10));
 }
 
-// Guards against exit status 2, for which the keeper would give up everything.
+// Guards against exit status 2, after which the keeper would keep nothing.
 TEST(TakeOverOfPort, ATakenPortIsOnlyAWarning) {
   const UniqueFd port(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address = {};
@@ -177,8 +178,8 @@ TEST(TakeOverOfPort, ATakenPortIsOnlyAWarning) {
   EXPECT_TRUE(daemon.WaitUntilGone("orphan"));
 }
 
-// The daemon died just before it stored the rank's process. Guards against
-// taking over no session at all.
+// The daemon died just before it stored the rank's process. Guards against a
+// next daemon that takes over no session at all.
 TEST_F(TakeOver, AClosedRankWithoutItsProcessIsForgotten) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -267,7 +268,7 @@ TEST_F(TakeOver, ALimitsPageOfAnotherSizeIsReplaced) {
   ExpectServed(rank);
 }
 
-TEST_F(TakeOver, OnlyTheRankWithABadUsePageEnds) {
+TEST_F(TakeOver, OnlyTheSessionWithABadUsePageEnds) {
   daemon_.Start();
   RawClient rank = Attached(), other = Attached("other");
   daemon_.Kill();
@@ -278,7 +279,7 @@ TEST_F(TakeOver, OnlyTheRankWithABadUsePageEnds) {
               StatusIs(absl::StatusCode::kUnavailable));
 }
 
-// The keeper gets a descriptor under an extent's name that is no extent.
+// The keeper has a descriptor that is no extent under an extent's name.
 TEST_F(TakeOver, ADescriptorThatIsNoExtentIsNotKept) {
   daemon_.Start();
   RawClient rank = Attached();
@@ -309,7 +310,7 @@ TEST_F(TakeOver, OnlyTheFirstLeaseWaitsForASilentKeeper) {
   // No idle extent has this size, so a new one is made.
   ASSERT_THAT(rank.Lease(wire::Lease::GPU, KiB(128)), IsOk());
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
-  // The keeper has only an old state, so the next daemon starts without it.
+  // The keeper's state is old, so the next daemon starts without a state.
   daemon_.Kill();
   daemon_.Start();
   EXPECT_THAT(rank.NextEvent(absl::Seconds(20)),
@@ -379,8 +380,8 @@ TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {
   EXPECT_THAT(refused, StatusIs(absl::StatusCode::kResourceExhausted,
                                 HasSubstr("kept for the next daemon")));
   // 30 of the 60 places are for extents and 8 for the daemon. A user may have
-  // three quarters of the rest, 16. This process has one, and the next rank
-  // needs three.
+  // three quarters of the other 22 places: 16. This process has one of them,
+  // each ended rank has one, and the refused rank needs three.
   EXPECT_EQ(ended.size(), (60 - 30 - 8) * 3 / 4 - 3);
   EXPECT_TRUE(daemon.Has("state"));
   ended.clear();
@@ -394,7 +395,6 @@ TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {
   ExpectServed(rank);
 }
 
-// Guards against one user that takes all places of a small store.
 TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheKeptExtents) {
   KeptDaemon daemon("[pools]\nextent_bytes = \"64KiB\"\n", 200);
   daemon.Start();
@@ -406,9 +406,9 @@ TEST(TakeOverOfFew, OneUserMayHaveHalfOfTheKeptExtents) {
               StatusIs(absl::StatusCode::kResourceExhausted));
 }
 
-// Guards against waiting 5 s for the keeper, longer than a stopping service may
-// take.
-TEST_F(TakeOver, AnEndDoesNotWaitForASilentKeeper) {
+// Guards against a daemon that waits 5 s for the keeper, which is longer than a
+// service may take to stop.
+TEST_F(TakeOver, AnEndingDaemonDoesNotWaitForASilentKeeper) {
   daemon_.Start();
   daemon_.Ignore();
   const absl::Time before = absl::Now();
@@ -417,8 +417,7 @@ TEST_F(TakeOver, AnEndDoesNotWaitForASilentKeeper) {
   EXPECT_LT(absl::Now() - before, absl::Seconds(4));
 }
 
-// Guards against waiting because ranks are left to the next daemon.
-TEST_F(TakeOver, AnEndWithRanksDoesNotWaitForASilentKeeper) {
+TEST_F(TakeOver, AnEndingDaemonWithRanksDoesNotWaitForASilentKeeper) {
   daemon_.Start();
   RawClient rank = Attached();
   daemon_.Ignore();

@@ -84,7 +84,6 @@ TEST_F(Versions, RanksStayAttachedToTheNextVersionAndBack) {
   EXPECT_THAT(rank.Free(lease.body.granted().lease_id()), IsOk());
 }
 
-// Guards against ending the sessions and giving up their memory.
 TEST_F(Versions, AnUnknownStateStaysForANewerDaemon) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
@@ -151,7 +150,7 @@ TEST_F(Versions, CheckStateReportsWhetherABinaryWouldTakeOver) {
 }
 
 // An upgrade runs this check before it replaces a frozen daemon.
-TEST_F(Versions, CheckStateReportsItForAFrozenDaemonToo) {
+TEST_F(Versions, CheckStateReportsWhetherABinaryWouldReplaceAFrozenDaemon) {
   daemon_.Use("sluiced-far");
   daemon_.Start();
   const RawClient rank = Attached();

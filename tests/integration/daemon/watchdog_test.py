@@ -44,14 +44,14 @@ class Watchdog(unittest.TestCase):
                 text, handed, _, _ = socket.recv_fds(self.starter, 4096, 8)
             except TimeoutError:
                 break
-            # A barrier waits until its descriptor is closed.
+            # The sender of a barrier waits until this descriptor is closed.
             for descriptor in handed:
                 os.close(descriptor)
             if line in text.decode().split("\n"):
                 return time.monotonic()
         return None
 
-    def test_notifies_in_time_until_its_loop_is_stopped(self):
+    def test_the_daemon_notifies_in_time_until_it_is_stopped(self):
         self.assertIsNotNone(self.wait_for("READY=1", 120))
         last, gaps = time.monotonic(), []
         for _ in range(5):
@@ -74,7 +74,7 @@ class Watchdog(unittest.TestCase):
         for _ in range(20):
             if self.wait_for("WATCHDOG=1", 2 * PERIOD_S) is None:
                 return
-        self.fail("a stopped loop sends WATCHDOG=1")
+        self.fail("the stopped daemon sends WATCHDOG=1")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The memory and the longest sequence of alst, with the demo's model, memory
-and ranks."""
+"""Tests the memory and the longest sequence of alst, with the demo's model,
+memory and ranks."""
 
 import importlib.util
 import os
@@ -14,7 +14,7 @@ MODEL = ("--arch llama --layers 4 --hidden 128 --heads 2 --kv-heads 2 --ffn "
          "344 --dtype fp32 --ranks 2").split()
 HIDDEN_BYTES = 128 * 4
 LAYERS = 4
-# Just longer than recomputation reaches in 36 MiB; --deep searches that limit.
+# Tokens, just too many for recomputation in 36 MiB. --deep searches the limit.
 TOO_LONG = 3456
 FEW, MANY = (4096, 8192) if harness.WHOLE else (2048, 4096)
 
@@ -46,7 +46,7 @@ class Alst(either_node.NodeTest):
         self.assertEqual(many["host_bytes"], LAYERS * MANY * HIDDEN_BYTES +
                          2 * either_node.STAGE_BYTES)
 
-    def test_reaches_more_than_twice_recomputations_length(self):
+    def test_alst_fits_more_than_twice_recomputes_tokens(self):
         def fits(length):
             return self.probe("recompute", length, "36MiB")["fits"]
         if harness.WHOLE:

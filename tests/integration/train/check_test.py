@@ -1,4 +1,4 @@
-"""`sluice-train check` over the shapes a user may give."""
+"""Runs `sluice-train check` over the shapes that a user may give."""
 
 import json
 import unittest
@@ -35,7 +35,7 @@ SHAPES = [
     "norm1=keep:0.5,q=0,k=0.3,norm2=0,ffn_up=keep:0.25+0.5,ffn_gate=0.7",
     "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 --fractions "
     "attention_residual=keep:1,ffn_activation=keep:0.4+0.2",
-    # The same for classes that are also used in place, scratch included.
+    # The same for classes that are also used in place, and for scratch.
     "--seq-len 201 --chunk 50 --ranks 3 --hidden 60 --heads 3 --fractions "
     "layer_input=keep:1,lse=keep:1,query_gradient=keep:1,q=keep:1",
     "--arch gpt --seq-len 130 --chunk 33 --ranks 2 --alpha 0.3 "
@@ -47,7 +47,7 @@ SHAPES = [
     "--heads 2 --seq-len 130 --chunk 32 --ranks 3 --alpha auto",
 ]
 # Indices of shapes that cover all numbers of ranks, models and orders. The C++
-# tests of the streamed step have all shapes, so the rest runs only with --deep.
+# tests of the streamed step have all shapes; here the others need --deep.
 FEW = (0, 2, 5, 6, 8, 13, 16, 17)
 # The shapes for which alst is compared with plain torch.
 ALST_SHAPES = [

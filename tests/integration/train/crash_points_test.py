@@ -87,7 +87,8 @@ def died_under_ranks(path, plan):
 class CrashPoints(harness.TrainTest):
 
     def kept(self, program):
-        """Starts a keeper of `program`, which dies as `plan` says."""
+        """Starts a keeper that runs `program` as its daemon. crashing-sluiced
+        dies at the points in the file self.plan."""
         runtime, config = self.configure()
         self.plan = self.path("plan")
         self.log = open(self.path("keeper.log"), "w", encoding="utf-8")
@@ -163,7 +164,7 @@ class CrashPoints(harness.TrainTest):
         self.assertEqual(self.losses(name), self.calm, plan)
         self.wait_until(lambda: self.ledger() == self.before,
                         f"the ledger differs after {plan}")
-        # Extents that are destroyed after the run pass their points only then.
+        # Extents that are destroyed after the run pass their points late.
         self.wait_until(lambda: os.path.getsize(self.plan) == 0,
                         f"not all points were reached: {plan}")
         self.assertIsNone(died_under_ranks(self.plan, plan))
@@ -194,8 +195,8 @@ class CrashPoints(harness.TrainTest):
 
     def test_a_start_may_die_at_each_of_its_steps(self):
         self.begin()
-        # One daemon dies in the middle of the run, then each next one while it
-        # starts.
+        # One daemon dies in the middle of the run, then each next daemon while
+        # it starts.
         self.crash([("record-saved", 5), *((n, 1) for n in OF_A_START)])
 
     def test_a_run_survives_several_deaths(self):
@@ -223,8 +224,8 @@ class CrashPoints(harness.TrainTest):
         """Another session's requests fill the ring of records."""
         self.begin()
         write_plan(self.plan, [("checkpoint-saved", 1)])
-        # Before any rank starts, so that the restart's own checkpoint does not
-        # count.
+        # The restart precedes the first rank, so that its own checkpoint does
+        # not count.
         self.renewed()
         run = self.run_endless("filled")
         self.goes_on(run, "filled", 1)
@@ -291,8 +292,8 @@ class CrashPoints(harness.TrainTest):
 
     def kill_until(self, done, moments, left):
         """Kills the daemon repeatedly, left[0] times in all or until `done`.
-        Every second daemon may serve before it is killed: on a busy machine
-        none would serve otherwise, and a client waits at most 5 s for one."""
+        Every second daemon serves before it is killed: otherwise no daemon
+        might serve on a busy machine, and a client waits at most 5 s."""
         served = -1
         while not done.is_set() and left[0] > 0:
             while (left[0] % 2 == 0 and self.served() <= served

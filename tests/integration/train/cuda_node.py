@@ -50,8 +50,8 @@ class CudaTest(harness.TrainTest):
         with self.on_the_fakes():
             return self.daemon()
 
-    # torch's libraries load NVIDIA's runtime by their own path unless one is
-    # already loaded.
+    # torch's libraries load NVIDIA's runtime by their own path unless a runtime
+    # is already loaded.
     def on_cuda(self, run, *arguments, settings="", **options):
         with self.on_the_fakes(
                 self.libraries, settings,
@@ -74,8 +74,8 @@ class CudaTest(harness.TrainTest):
         return apart
 
     def said_at_end(self, of, ranks=1):
-        """Returns the count `of` of each of the last `ranks` processes, from
-        the node's file `counts` (world.h)."""
+        """Returns the value of `of`, such as "main_waits", in the line of each
+        of the last `ranks` processes of the node's file `counts` (world.h)."""
         with open(os.path.join(self.node, "counts"), encoding="utf-8") as file:
             lines = [line for line in file if line.startswith("sluice-train ")]
         return [re.search(rf"\b{of}=(\S*)", line)[1]

@@ -102,8 +102,9 @@ class Computes(CudaRanks):
         self.expect_few_waits(*RUN, ranks=2)
 
     def test_the_optimizers_collectives_are_those_of_the_formula(self):
-        """testing::OptimizerCollectives() has 9 for this model on 2 ranks, one
-        of which is the norm's, on the CPU (planner_stream's states_test)."""
+        """testing::OptimizerCollectives() counts 9 collectives per step for
+        this model on 2 ranks: 8 by NCCL, and the norm's on the CPU
+        (planner_stream's states_test)."""
         socket = self.cuda_daemon()
         self.play_nccl("silent=1,aborts=0,counts=1")
         issued = {}
@@ -167,9 +168,9 @@ class Computes(CudaRanks):
         rate = measured["links"]["gpu_bytes_per_s"]
         self.assertGreater(rate, 0)
         self.assertLess(rate, 1e12)
-        # Half of it was sent to the other rank, which took at least 2 ms,
-        # unless the buffers to send and to receive did not fit in half of the
-        # GPU's memory.
+        # Half of a rank's bytes went to the other rank, which took at least 2
+        # ms, unless the buffers to send and to receive did not fit in half of
+        # the GPU's memory.
         size = int(exchanged[1]) << 20
         if 4 * size <= measured["gpu"]["memory_bytes"] / 2:
             self.assertGreaterEqual(size / 2 / rate, 0.999 * 2e-3)

@@ -46,8 +46,8 @@ class Cuda(cuda_node.CudaTest):
         self.expect_no_findings()
 
     # A calibration of one chunk runs every segment once, and as the fractions
-    # are given it is the only calibration. If cuBLAS allocated its workspace
-    # then, it would count as that segment's memory in the plan.
+    # are given it is the only calibration. If cuBLAS allocated a workspace in a
+    # segment, the workspace would count as that segment's memory in the plan.
     def test_no_segments_memory_includes_cublas_workspaces(self):
         result = self.on_cuda(self.train, "--seq-len", "60", "--hbm", "16MiB",
                               "--steps", "2", "--alpha", "1", "--socket",
@@ -72,7 +72,7 @@ class Cuda(cuda_node.CudaTest):
         run = [*RUN, "--steps", "2", "--method", "alst", "--socket", socket]
         code, _, err = self.on_cuda(
             self.run_train, *harness.MODEL, *run, "--data", self.text,
-            "--host", "4MiB")  # only the stage uses host memory
+            "--host", "4MiB")  # less than the run needs
         self.assertEqual(code, 3, err)
         given = re.search(r"give --host (\w+)", err)[1]
         self.on_cuda(self.train, *run, "--host", given)
@@ -110,7 +110,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn("attention   cudnn\n", out)
         self.expect_no_findings()
 
-    def test_a_plan_of_another_kernel_is_made_anew(self):
+    def test_a_plan_for_another_kernel_is_not_reused(self):
         run = [*RUN, "--socket", self.cuda_daemon(), "--dtype", "bf16"]
         save = self.path("save")
         self.on_cuda(self.train, *run, "--steps", "2", "--save", save)
@@ -158,7 +158,7 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn('GPUs of this daemon are of its driver "cuda"', err)
         self.expect_no_findings()
 
-    def test_the_desk_counts_the_host_memory_of_a_run_and_its_plan(self):
+    def test_sluicectl_plan_counts_the_host_memory_of_a_run(self):
         cut = "--arch llama --chunk 128 --alpha 1 --seq-len 2048".split()
         node = "--vocab 256 --hardware h100-80g --gpus 1 --zero 1".split()
         answer = subprocess.run(
@@ -185,7 +185,7 @@ class Cuda(cuda_node.CudaTest):
     # Profiles the fake's kernels, which run at a CPU's speed on the fake's
     # streams and are timed until they are done.
     def test_profile_writes_what_the_planner_reads(self):
-        # The result does not count the rank's context.
+        # memory_bytes of the result leaves out the rank's context.
         code, out, err = self.on_cuda(
             self.run_train, "--socket", self.cuda_daemon(), command="profile",
             settings=",context_kib=4096")

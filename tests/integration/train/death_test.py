@@ -37,7 +37,7 @@ class Death(harness.TrainTest):
         os.kill(ranks[1], signal.SIGKILL)
         killed = time.monotonic()
         _, err = victim.communicate(timeout=harness.PATIENCE_S)
-        # The launcher gives the other ranks 4 s.
+        # The launcher gives the other ranks 4 s to end.
         self.assertLess(time.monotonic() - killed, 30)
         self.assertEqual(victim.returncode, 1)
         self.assertIn("error: rank 1 ended with signal 9", err)
@@ -51,8 +51,8 @@ class Death(harness.TrainTest):
 
     def kill_a_rank(self, socket, temporary, rank, delay_s, *more,
                     after=lambda: True):
-        """Starts two ranks and kills one after `delay_s`, but not before
-        `after` holds."""
+        """Starts two ranks and kills rank `rank` after `delay_s`, but not
+        before `after` holds."""
         run = self.start(
             [harness.TRAIN, "train", *harness.MODEL, *LONG, "--socket", socket,
              "--ranks", "2", "--hbm", "16MiB", "--data", self.text, *more],
@@ -67,7 +67,7 @@ class Death(harness.TrainTest):
         os.kill(victim, signal.SIGKILL)
         killed = time.monotonic()
         _, err = run.communicate(timeout=harness.PATIENCE_S)
-        # The launcher gives the other ranks 4 s.
+        # The launcher gives the other ranks 4 s to end.
         self.assertLess(time.monotonic() - killed, 30)
         self.wait_until(lambda: self.leased(socket) == 0,
                         "the dead job's memory is not free")
@@ -90,7 +90,7 @@ class Death(harness.TrainTest):
             with self.subTest(delay_s=delay_s, rank=rank):
                 self.kill_a_rank(socket, temporary, rank, delay_s)
 
-    def test_kill_9_while_it_saves_leaves_whole_checkpoints(self):
+    def test_kill_9_during_saves_leaves_whole_checkpoints(self):
         socket = self.daemon()
         temporary, save = self.path("tmp"), self.path("saved")
         os.mkdir(temporary)
@@ -105,7 +105,7 @@ class Death(harness.TrainTest):
             self.assertIn("trainer_state.json",
                           os.listdir(os.path.join(save, name)))
 
-    def test_an_evicted_job_saves_and_says_so(self):
+    def test_an_evicted_job_saves_and_names_the_reason(self):
         socket = self.daemon()
         save = self.path("saved")
         run, log = self.start_run(socket, "unwanted", "--ranks", "2", "--hbm",

@@ -26,8 +26,8 @@ extent_bytes = "{extent}"
 
 
 class FakeNodeTest(harness.TrainTest):
-    """Each daemon has its own fake node with the GPUs that it was started
-    with. A program uses the node of the daemon that its command names."""
+    """Each daemon has its own fake node, with the GPUs that configure() was
+    asked for. A program uses the node of the daemon that its command names."""
 
     # Size of the extents of leases. Memory that a living rank returned is
     # leased again in the same extents, so a test in which jobs pass memory to
@@ -79,7 +79,7 @@ class FakeNodeTest(harness.TrainTest):
             "SLUICE_FAKE_CUDA": self.node_of(command)}
         if command[0] == harness.TRAIN:
             # torch's libraries load NVIDIA's runtime by their own path unless
-            # one is already loaded.
+            # a runtime is already loaded.
             fakes["LD_PRELOAD"] = os.path.join(FAKES, "libcudart.so.13")
         return super().start(command, {**fakes, **(variables or {})},
                              **options)

@@ -1,4 +1,4 @@
-"""Which activations a run keeps, swaps and recomputes, by class."""
+"""Tests which activations a run keeps, swaps and recomputes, by class."""
 
 import json
 import socket
@@ -111,7 +111,7 @@ class Fractions(either_node.NodeTest):
             some.append(self.kept(report))
         self.assertTrue(any(0 < k < kept for k in some), some)
 
-    def test_a_small_host_makes_the_cheapest_classes_recomputed(self):
+    def test_little_host_memory_recomputes_the_cheapest_classes(self):
         whole = self.train(*RUN, "--hbm", "64MiB", "--no-keep")
         least = self.train(*RUN, "--hbm", "64MiB", "--alpha", "0")
         budget = (whole["host_bytes"] + least["host_bytes"]) // 2
@@ -159,7 +159,7 @@ class Fractions(either_node.NodeTest):
         self.assertEqual(of["norm1"]["swap"], 1)
         self.assertLess(min(of[name]["swap"] for name in "qkv"), 1)
 
-    def test_more_than_the_gpu_holds_is_refused_before_the_first_step(self):
+    def test_keeping_more_than_the_gpu_holds_is_refused_at_the_start(self):
         low = self.train(*RUN, "--hbm", "64MiB", "--no-keep")["peak_hbm_bytes"]
         report = self.train(
             *RUN, "--hbm", f"{low + 2**19}B", "--fractions",

@@ -1,4 +1,4 @@
-"""Which GPU of the node a job uses, and how much of its memory."""
+"""Tests which GPU of the node a job uses, and how much of its memory."""
 
 import json
 import os

@@ -26,7 +26,7 @@ PATIENCE_S = 200
 # Number of steps over which runs that must learn the same are compared.
 PARITY_STEPS = 50 if WHOLE else 10
 
-# The configuration of every daemon here; repeated deaths must not freeze it.
+# A part of each daemon's configuration: repeated deaths must not freeze it.
 ALONE = """\
 [http]
 listen = ""
@@ -52,8 +52,8 @@ MODEL = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 "
 
 
 def clean_environment():
-    """Returns this process's environment without the variables that would make
-    a launcher believe that it is a rank."""
+    """Returns this process's environment without the variables by which a
+    launcher would take itself for a rank, or find another daemon."""
     leave_out = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "SLUICE_SOCKET",
                  "SLURM_STEP_NUM_TASKS"}
     return {k: v for k, v in os.environ.items() if k not in leave_out}
@@ -173,7 +173,7 @@ class TrainTest(unittest.TestCase):
         return json.loads(answer.stdout)
 
     def leased(self, socket):
-        """Returns the bytes of all GPUs and host pools that are not free."""
+        """Returns the leased and quarantined bytes of all pools."""
         status = self.status(socket)
         pools = status["gpus"] + status["host"]
         return sum(p["leased_bytes"] + p["quarantined_bytes"] for p in pools)

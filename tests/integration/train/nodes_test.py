@@ -1,6 +1,6 @@
 """Ranks on two nodes: two daemons that do not know each other, and ranks that
 no launcher of Sluice started. A rank that dies on one node ends the ranks of
-both nodes. Their errors name it, and all memory is returned."""
+both nodes. Their errors name the dead rank, and all memory is returned."""
 
 import signal
 import socket as socketlib

@@ -22,7 +22,7 @@ STEPS = 20 if harness.WHOLE else 6
 
 class OptimizerStates(either_node.NodeTest):
     def job(self, *flags, status=0, steps=STEPS):
-        """Returns the object of --json and the output."""
+        """Runs a job; returns the object of --json and stderr."""
         command = [*MODEL, "--json", "--data", self.text, "--private",
                    "--steps", str(steps), *flags]
         code, out, err = self.run_train(*command)

@@ -20,7 +20,7 @@ def rows(keep):
 
 
 # A plain run has the first value of each factor in PLACEMENT. The losses do not
-# depend on those factors.
+# depend on the factors in PLACEMENT.
 FACTORS = {
     "rerun": {f: ["--rerun", f] for f in ("0", "0.25", "0.5", "1")},
     "rerun_layers": {k: ["--rerun-layers", k] for k in ("1", "2", "4")},

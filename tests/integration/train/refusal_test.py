@@ -68,7 +68,7 @@ class Refusal(harness.TrainTest):
             self.refused([*harness.MODEL, "--private", *flags.split()],
                          flags.split()[0].split("=")[0])
 
-    def test_a_picture_is_refused_as_text(self):
+    def test_a_picture_is_no_text_and_refused(self):
         picture = self.path("picture.png")
         with open(picture, "wb") as file:
             file.write(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + bytes(range(128))
@@ -76,7 +76,7 @@ class Refusal(harness.TrainTest):
         run = [*harness.MODEL, "--private", "--seq-len", "100", "--steps", "1",
                "--data", picture]
         self.refused(run, f"--data {picture}: not text")
-        # Token ids are read if the flags say so.
+        # With --token-bytes the file is read as token ids.
         code, _, err = self.run_train(*run, "--token-bytes", "2", "--vocab",
                                       "65536")
         self.assertEqual(code, 0, err)
@@ -205,7 +205,7 @@ class Refusal(harness.TrainTest):
         self.assertEqual(json.loads(out)["limited_by"], "host_memory")
         self.assertEqual(self.leased(socket), 0)
 
-    def test_a_probe_without_json_says_so_in_words(self):
+    def test_a_probe_without_json_prints_one_sentence(self):
         code, out, err = self.run_train(
             *harness.MODEL, "--private", "--probe", "--seq-len", "500",
             "--method", "recompute", "--hbm", "64MiB", limit_s=60)
@@ -234,7 +234,6 @@ class Refusal(harness.TrainTest):
                          (False, True, "none"))
         self.assertRegex(err, r"error: step \d+: the loss is \S+ and the "
                               r"gradient norm -?(nan|inf)")
-        # The advice depends on what is known.
         self.assertRegex(err, r"\(lr 1e\+03, fp32\)")
         self.assertRegex(err, r"lower --lr \(it was 1e\+03.*--clip 1; it is off")
         self.assertRegex(err, r"(the weight \S+ \(element \d+\) is not finite|"

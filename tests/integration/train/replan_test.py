@@ -18,8 +18,8 @@ import unittest
 import either_node
 import harness
 
-# The learning rate is low, because at the default one differences of rounding
-# reach 1e-4 after some 100 steps, and jobs run as long as others take.
+# The learning rate is low, because at the default rate differences of rounding
+# reach 1e-4 after some 100 steps, and a job runs until the other has finished.
 RUN = "--seq-len 500 --hbm 16MiB --no-keep --lr 5e-5".split()
 
 
@@ -152,7 +152,7 @@ class Replan(either_node.NodeTest):
 
     def waiting_pair(self):
         """Starts a job, stops it before it can take its smaller plan, and
-        starts a second job, which waits for that."""
+        starts a second job, which waits until the first takes it."""
         socket = self.node_that_holds((), ())
         first, log = self.start_long_job(socket, "first")
         rank = harness.ranks_of(first.pid)[0]
@@ -205,8 +205,8 @@ class Replan(either_node.NodeTest):
         os.kill(harness.ranks_of(second.pid)[0], signal.SIGKILL)
         second.communicate(timeout=harness.PATIENCE_S)
         self.resume(rank)
-        # The job may first take its smaller plan, because the other job's
-        # leave is planned a moment later.
+        # The job may first take its smaller plan, because the daemon plans for
+        # the other job's end a moment later.
         self.wait_until(lambda: self.settled_alpha(socket) == 1,
                         "the job that stays does not get its memory back")
         steps = len(harness.lines_of(log))

@@ -107,7 +107,7 @@ class Resume(harness.TrainTest):
                     f"{second} ranks, this run has {first}): planned anew",
                     said)
 
-    def test_checkpoints_have_hugging_faces_names(self):
+    def test_checkpoints_have_hugging_faces_tensor_names(self):
         self.saved("llama", 1)
         folder = self.path("llama/checkpoint-1/")
         llama = tensors_of(folder + "model.safetensors")
@@ -137,7 +137,7 @@ class Resume(harness.TrainTest):
         with open(path, "w", encoding="utf-8") as file:
             file.write(change(text))
 
-    def test_an_invalid_plan_is_made_anew(self):
+    def test_an_invalid_saved_plan_is_replaced(self):
         whole = self.saved("whole", 6)["losses"]
         plan = "plan-0-of-1.json"
 
@@ -243,7 +243,7 @@ class Resume(harness.TrainTest):
         self.lines("--data", self.text, "--steps", "3", "--resume",
                    save + "/checkpoint-2")
 
-    def test_a_folder_is_saved_into_by_one_process_at_a_time(self):
+    def test_only_one_process_at_a_time_saves_into_a_folder(self):
         save = self.path("save")
         command = [harness.TRAIN, "train", *harness.MODEL, *FLAGS, "--data",
                    self.text, "--steps", "100000", "--save", save,
@@ -343,9 +343,9 @@ class Resume(harness.TrainTest):
         def former(text):
             state = json.loads(text)
             del state["run"], state["data"], state["next_token"]
-            # Two sequences per step. Format 1 divided shards by whole
-            # mebibytes, which makes no difference for one rank and so little
-            # data.
+            # The next sequence is 4 after two steps of two sequences. Format 1
+            # divided shards by whole mebibytes, which makes no difference for
+            # one rank and so little data.
             return json.dumps({**state, "format": 1, "next_sequence": 4})
 
         self.edit(save + "/checkpoint-2/trainer_state.json", former)

@@ -173,7 +173,7 @@ class Settings(harness.TrainTest):
         self.assertIn(sentence, second["settings"]["why"])
         self.assertFalse(second["settings"]["resident"])
         self.assertGreater(second["host_bytes"], 0)
-        # Guards against keeping everything when the saved plan is replayed.
+        # Guards against a replay of the saved plan that keeps everything.
         third, said = self.run_open(*flags, "--steps", "3")
         self.assertNotIn("planned anew", said)
         self.assertIn(sentence, said)

@@ -124,8 +124,8 @@ class Shortage(harness.TrainTest):
         self.assertNotIn("seq-len", err)
 
     def test_too_many_open_files_are_not_taken_for_a_small_gpu(self):
-        # The daemon reaches the first limit. The rank reaches 26 while it maps
-        # memory, and 16 while it receives descriptors.
+        # The private daemon reaches the limit of 48. The rank reaches 26 while
+        # it maps memory, and 16 while it receives descriptors.
         self.refuses_open_files(48, "--private")
         socket = self.daemon()
         for limit in (26, 16):

@@ -30,8 +30,8 @@ class TakeOver(either_node.NodeTest):
 
     def kill_until(self, done, moments):
         """Kills the daemon repeatedly until `done`; returns how often. Every
-        second daemon may serve before it is killed: on a busy machine none
-        would serve otherwise, and a client waits at most 5 s for one."""
+        second daemon serves before it is killed: otherwise no daemon might
+        serve on a busy machine, and a client waits at most 5 s."""
         kills, served = 0, -1
         while not done.is_set():
             if kills % 2 == 0 and self.served() <= served:
@@ -45,7 +45,7 @@ class TakeOver(either_node.NodeTest):
 
     def compare(self, socket, kill, *more):
         """Compares an undisturbed run with one during which kill(done) kills
-        processes; returns how often it did."""
+        processes; returns the number of kills."""
         calm = self.losses(socket, "calm", *more)
         self.assertEqual(len(calm), STEPS)
         done = threading.Event()
@@ -69,14 +69,14 @@ class TakeOver(either_node.NodeTest):
         self.wait_until(lambda: self.leased(socket) == 0,
                         "memory is still leased")
 
-    def test_a_run_with_a_plan_is_bit_identical(self):
+    def test_dying_daemons_change_no_bit_of_a_planned_run(self):
         self.compare_with_dying_daemons()
 
-    def test_a_run_that_swaps_and_recomputes_is_bit_identical(self):
+    def test_dying_daemons_change_no_bit_of_a_half_swapped_run(self):
         self.compare_with_dying_daemons("--alpha", "0.5")
 
     def one(self, program, folder):
-        """Waits until exactly one such process runs; returns its pid."""
+        """Waits until `program` runs exactly once; returns its pid."""
         found = []
         def alone():
             found[:] = harness.running(program, folder)

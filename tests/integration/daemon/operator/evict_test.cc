@@ -52,7 +52,7 @@ TEST(DaemonAdmin, EvictedRankIsToldWhyAndItsMemoryComesBackWhenItEnds) {
   ASSERT_TRUE(Evict(daemon, /*kill=*/false, reply).ok());
   EXPECT_EQ(reply.sessions(), 1u);
   ASSERT_TRUE(rank->WaitForOutput("told", absl::Seconds(10)));
-  // The rank still has the memory, so that no other may lease it.
+  // The rank still has the memory, so no other rank may lease it.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto pool, GpuPool(daemon.socket(), 0));
   EXPECT_EQ(pool.leased_bytes(), 0u);
   EXPECT_EQ(pool.quarantined_bytes(), MiB(8).size());

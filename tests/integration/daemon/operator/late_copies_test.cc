@@ -13,8 +13,7 @@ namespace {
 
 using ::testing::ContainsRegex;
 
-// The rank states that its copy was due before it began. The daemon grants all
-// of it after about half a second.
+// The rank states that its copy was due before the copy began.
 TEST(DaemonMetrics, ACopyGrantedAfterItsDueTimeIsCounted) {
   RunningDaemon daemon(
       "[sim]\ngpus = 1\nlinks = [{name = \"slow\", h2d_bytes_per_s = 1e7, "

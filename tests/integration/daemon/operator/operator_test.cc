@@ -90,9 +90,8 @@ TEST(DaemonMetrics, AScrapeReportsPoolsLeasesStepsAndDeaths) {
   }
 }
 
-// Guards against counters that do not change within a step, which may take
-// hours.
-TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
+// A step may take hours. Guards against counters that do not change within it.
+TEST(DaemonMetrics, SwapCountersFollowTheUsePagesWithinAStep) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -123,13 +122,13 @@ TEST(DaemonMetrics, SwapCountersMoveWithTheUsePagesWithinAStep) {
   use->slot.used_bytes[kH2d] = 7000;
   use->slot.used_bytes[kD2h] = 2500;
   AwaitRefills(hello.fds[0].get());
-  client.socket().Reset();  // it dies within a step
+  client.socket().Reset();  // the rank leaves within a step
   expect("h2d", 7000);
   expect("d2h", 2500);
   munmap(page, sizeof(GrantUse));
 }
 
-TEST(DaemonMetrics, AScrapeReportsStepsByJobLimitsLinksAndTheProcess) {
+TEST(DaemonMetrics, AScrapeReportsJobStepsBudgetLimitsLinkRatesAndTheProcess) {
   RunningDaemon daemon(std::string(kHttpOn) +
                        "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"
                        "[[budgets.job]]\nname = \"night\"\n"
@@ -165,8 +164,8 @@ TEST(DaemonMetrics, AScrapeReportsStepsByJobLimitsLinksAndTheProcess) {
   }
 }
 
-// Guards against taking a user without a cgroup of its own for the daemon,
-// which may log without limit.
+// Lines that no user causes have no limit. Guards against counting lines of a
+// user without a cgroup as such lines.
 TEST(DaemonLog, LinesThatAUserCausesAreLimitedAndCounted) {
   RunningDaemon daemon(kHttpOn);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -187,7 +186,7 @@ TEST(DaemonMetrics, TheConfiguredGroupMayReadTheSocket) {
   EXPECT_EQ(info.st_mode & 0777, 0660u);
 }
 
-TEST(DaemonMetrics, ReportTheQuotasThatEachUserUses) {
+TEST(DaemonMetrics, AScrapeReportsTheQuotasThatEachUserUses) {
   RunningDaemon daemon(std::string(kHttpOn) +
                        "[quota]\nsessions = 2\nrank_sessions = 1\n"
                        "[pools]\ngpu_bytes = \"8MiB\"\n");
@@ -271,7 +270,7 @@ TEST(DaemonMetrics, StatusPageIsSelfContainedAndItsDataIsJson) {
   EXPECT_THAT(HttpGet(address, "/nothing"), HasSubstr("404"));
 }
 
-TEST(DaemonMetrics, AnIdleConnectionDelaysNoOtherReader) {
+TEST(DaemonMetrics, IdleConnectionsDelayNoOtherReader) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
   sockaddr_in to = {};
@@ -326,7 +325,7 @@ TEST(DaemonStart, ARefusedStartLeavesNothingBehind) {
   ExpectRefused("", "", std::string(120, 'x'));
 }
 
-TEST(DaemonAdmin, SocketIsForTheGroupOnly) {
+TEST(DaemonAdmin, TheSocketIsForOwnerAndGroupOnly) {
   RunningDaemon daemon;
   struct stat info;
   ASSERT_EQ(stat((daemon.runtime_dir() + "/admin.sock").c_str(), &info), 0);
@@ -368,8 +367,8 @@ TEST(DaemonAdmin, ABudgetBindsAtOnceAndIsRefusedBelowWhatIsUsed) {
   EXPECT_THAT(client.Lease(wire::Lease::GPU, MiB(2)), IsOk());
 }
 
-// Guards against an answer that nothing was changed although the file was.
-TEST(DaemonAdmin, ABudgetHoldsWithDataLossIfItsFolderCannotBeSynced) {
+// Guards against the answer "nothing was changed" though the file was changed.
+TEST(DaemonAdmin, AnUnsyncedBudgetHoldsAndIsAnsweredWithDataLoss) {
   if (geteuid() != 0)
     GTEST_SKIP() << "only root can start sluiced as another user";
   constexpr uid_t kNobody = 65534;

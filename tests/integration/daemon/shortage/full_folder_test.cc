@@ -76,7 +76,7 @@ class FullFolder : public ::testing::Test {
   int files_ = 0;
 };
 
-TEST_F(FullFolder, LetsRanksAttachAndLease) {
+TEST_F(FullFolder, RanksAttachAndLease) {
   RunningDaemon daemon;
   Fill();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -86,7 +86,7 @@ TEST_F(FullFolder, LetsRanksAttachAndLease) {
   EXPECT_THAT(client.Lease(wire::Lease::HOST, MiB(16)), IsOk());
 }
 
-TEST_F(FullFolder, KeepsTheLimitThatWasStoredLast) {
+TEST_F(FullFolder, TheLimitThatWasStoredLastIsKept) {
   const std::string toml =
       fmt::format("[policy]\nfolder = \"{}\"\n", place_.File("state"));
   RunningDaemon daemon(toml);
@@ -117,8 +117,8 @@ TEST_F(FullFolder, KeepsTheLimitThatWasStoredLast) {
 }
 
 // Guards against daemons that end because they cannot serve administrators,
-// until so many deaths freeze the next one.
-TEST_F(FullFolder, LosesNoSessionIfTheDaemonDies) {
+// until so many deaths freeze the next daemon.
+TEST_F(FullFolder, TheDaemonsDeathEndsNoSession) {
   KeptDaemon daemon("[http]\nlisten = \"127.0.0.1:0\"\n");
   daemon.Start();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,
@@ -127,7 +127,7 @@ TEST_F(FullFolder, LosesNoSessionIfTheDaemonDies) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto leased,
                               client.Lease(wire::Lease::GPU, MiB(8)));
   // Keeps the simulated node open, as each rank does, so that the next daemon
-  // need not make it again.
+  // need not make the node's files again.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto driver,
                               device::OpenSimDriver(daemon.File("sim")));
   Fill();
@@ -138,7 +138,7 @@ TEST_F(FullFolder, LosesNoSessionIfTheDaemonDies) {
   EXPECT_TRUE(daemon.WaitForLog("administrators are served")) << daemon.Log();
 }
 
-TEST_F(FullFolder, EndsADaemonsStartWithOneLine) {
+TEST_F(FullFolder, ADaemonsStartFailsWithTheReason) {
   KeptDaemon daemon;
   // The log gets its page of the tmpfs before the tmpfs is full.
   std::ofstream(daemon.File("stderr")) << "log\n";

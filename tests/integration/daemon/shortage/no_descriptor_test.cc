@@ -28,7 +28,6 @@ absl::Duration CpuOf(pid_t pid) {
                        static_cast<double>(sysconf(_SC_CLK_TCK)));
 }
 
-// Guards against a waiting client that wakes the loop without end.
 TEST(NoDescriptor, TheLoopRestsAndAWaitingClientIsServedLater) {
   RunningDaemon daemon;
   rlimit limit;

@@ -26,8 +26,8 @@ rlim_t AddressSpaceOf(pid_t pid) {
 }
 
 // The daemon refuses requests that need more memory. If even a refusal needs
-// too much, the daemon dies, and the next one continues.
-TEST(OutOfMemory, RefusesNewClientsAndKeepsAttachedOnes) {
+// too much, the daemon dies, and the next daemon continues.
+TEST(OutOfMemory, NewClientsAreRefusedAndAttachedOnesAreKept) {
   if (kThreadSanitizer)
     GTEST_SKIP() << "ThreadSanitizer needs terabytes of address space";
   KeptDaemon daemon;
@@ -57,7 +57,7 @@ TEST(OutOfMemory, RefusesNewClientsAndKeepsAttachedOnes) {
     }
   }
   EXPECT_GT(refused, 0);
-  daemon.KillAndStart();  // whether or not it still runs
+  daemon.KillAndStart();  // whether or not the daemon still runs
   others.clear();
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient late,
                               RawClient::Connect(daemon.socket()));
