@@ -210,8 +210,7 @@ class DsaMip {
     Cbc_setParameter(model_, "timeMode", "elapsed");
     Cbc_setParameter(model_, "seconds", fmt::format("{:.3f}", seconds).c_str());
     Cbc_setParameter(model_, "threads", "0");
-    // Limits the work, so that the clock rarely ends the solve and results
-    // rarely vary.
+    // Limits the work, so that the clock rarely decides the result.
     Cbc_setParameter(model_, "maxNodes", "20000");
     // CBC 2.10.8 reads a null pointer in CglPreProcess::postProcess when the
     // time limit ends a solve that was preprocessed.

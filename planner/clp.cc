@@ -59,8 +59,7 @@ struct LinearSolver::Model {
   std::vector<double> values;
   bool dual = false;  // whether the next Solve uses the dual simplex
 
-  // Resets the basis to Clp's start: every column at its lower bound, every row
-  // basic.
+  // Resets the basis: every column at its lower bound, every row basic.
   void ForgetBasis() {
     constexpr unsigned char kBasic = 1, kAtLower = 3;
     std::vector<unsigned char> status(lower.size(), kAtLower);

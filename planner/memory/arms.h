@@ -62,8 +62,7 @@ std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
 // Places the items that live in a window of slots around the peak by canonical
 // search within `target`, freezes them, and places the others greedily in
 // several orders. Then tries wider windows. Ends at the first placement with a
-// peak of at most `target`. Returns nullopt if no placement is better than
-// `peak`.
+// peak of at most `target`. Returns nullopt without a placement below `peak`.
 std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
                                    int64_t target, const Expired& expired);
 
@@ -76,8 +75,7 @@ std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
 // a chain of moves is undone if it does not reduce the weight of the items
 // without a place. An item that fits no free gap becomes more costly to eject.
 // Ends at `target` or after about `visits` visits of items. Large problems use
-// two threads, with the same result as one. Returns nullopt if nothing better
-// was found.
+// two threads, with the same result. Returns nullopt if no plan is better.
 std::optional<Offsets> LowerByEjection(const Problem& problem, Offsets offsets,
                                        int64_t target, int64_t visits,
                                        const Expired& expired);

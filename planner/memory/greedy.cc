@@ -149,8 +149,7 @@ const char* const kOrderNames[] = {
 // before it skips plain orders.
 constexpr size_t kPairs = 3;
 
-// Returns the peak slot's items in the order of `inner`, then the others by
-// size.
+// Returns the peak slot's items in `inner`'s order, then the others by size.
 NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
                      const Order& by_size) {
   const auto at_peak = [&](uint32_t k) {

@@ -23,8 +23,7 @@ namespace sluice::planner {
 
 // ---- The inner loop (occupancy_scan.cc) -------------------------------------
 
-// Items ascending in `begin`. Unused places have lifetimes that overlap with no
-// slot.
+// Items ascending in `begin`. Lifetimes of unused places overlap no slot.
 struct ScanBlock {
   static constexpr size_t kCapacity = 256;
 

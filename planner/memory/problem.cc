@@ -14,8 +14,7 @@ struct LifetimeEvent {
   auto operator<=>(const LifetimeEvent&) const = default;
 };
 
-// Gives items their slots: a new slot starts with each allocation that follows
-// a free.
+// Gives items their slots: an allocation that follows a free begins a slot.
 void CompressTime(std::vector<LifetimeEvent> events, std::vector<Item>* items) {
   std::sort(events.begin(), events.end());
   int32_t slot = 0;

@@ -21,8 +21,7 @@ constexpr size_t kPlacements = 400'000;
 constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
                                             "breadth"};
 
-// Returns all items by distance from the peak slot; items alive in it are
-// first.
+// Returns all items by distance from the peak slot, its own items first.
 Order ByDistance(const Problem& problem) {
   std::vector<std::pair<int32_t, uint32_t>> distance;
   for (uint32_t k = 0; k < problem.items.size(); ++k) {

@@ -1,5 +1,4 @@
-// How a sequence is cut into chunks and divided among ranks, and which rank has
-// which heads.
+// How a sequence is cut into chunks, and its rows and heads among ranks.
 #pragma once
 
 #include <cstdint>

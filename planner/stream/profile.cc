@@ -138,8 +138,7 @@ class ProfileBuilder {
     }
   }
 
-  // Returns the bytes that rounding of rows and alignment per chunk add to the
-  // classes.
+  // Returns the bytes that rounding and alignment add to the classes.
   Bytes Rounding() const {
     int64_t chunk = 0;
     for (const Class which : kLayerClasses) {
@@ -242,8 +241,7 @@ std::vector<CopyDue> CopiesDue(const StreamOptions& options,
   // In rings of two slots, the next chunk is fetched and the one before is sent
   // while a chunk is computed. A layer of one chunk has no such compute.
   const double next = options.layout.chunks() > 1 ? 1 : 0;
-  // The first chunk has only its diagonal block, and so has backward's last
-  // outer chunk.
+  // The first chunk, and backward's last outer one, have one block only.
   const double forward =
       next * (once(Segment::kQkvForward) + once(Segment::kDiagonalForward) +
               once(Segment::kPostForward));

@@ -32,8 +32,7 @@ struct CopyDue {
 std::vector<CopyDue> CopiesDue(const StreamOptions& options,
                                const std::vector<plan::SegmentKind>& recorded);
 
-// The bytes of a rank's activations, by where they are kept or whether they are
-// recomputed.
+// The bytes of a rank's activations: kept, swapped or recomputed.
 struct StepPrice {
   Bytes hbm, host;
   Bytes recomputed;        // bytes not stored because of recomputation

@@ -25,8 +25,7 @@ enum class Segment {
   kEmbedBackward,
 };
 
-// Where a segment's time is counted: in each layer's forward or backward, or
-// once per step.
+// Where a segment's time counts: per layer's pass, or once per step.
 enum class Part { kForward, kBackward, kStep };
 
 struct SegmentTraits {

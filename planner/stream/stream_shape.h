@@ -249,8 +249,7 @@ class StreamShape {
  private:
   int64_t groups() const { return (layers - 1) / rerun_layers + 1; }
   int64_t FirstResident(Class which) const;
-  // Returns the ranks [first, second) that own this rank's rows of a class in
-  // head layout.
+  // Returns the ranks [first, second) that own this rank's head-layout rows.
   std::pair<int64_t, int64_t> HeadRanks(Class which) const {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};

@@ -329,8 +329,7 @@ class TransientSegments {
     }
   }
 
-  // With one rank nothing is exchanged: tensors in head layout are made in
-  // place.
+  // One rank exchanges nothing: it makes tensors in head layout in place.
   Place HeadSide() const {
     return shape_.ranks == 1 ? Place::kGiven : Place::kNew;
   }

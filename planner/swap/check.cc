@@ -206,8 +206,7 @@ class SwapChecker {
     }
   }
 
-  // A backward window may be 0 only if backward copies nothing, as in frozen
-  // layers.
+  // A backward window may be 0 if backward copies nothing (frozen layers).
   void CheckWindows(const std::string& path, const SwapProblem::Rank& rank,
                     size_t k) {
     const SwapProblem::Kind& kind = rank.kinds[k];

@@ -12,8 +12,7 @@ Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));
 }
 
-// Returns the bytes, over all layers, of the fraction `part` (keep, swap or
-// recompute).
+// Returns the bytes of the fraction `part` (keep, swap, ...) in all layers.
 double SumOf(const plan::RankProfile& profile, const Fractions& fractions,
              double plan::TokenFractions::*part) {
   std::map<std::string, double> layer;  // bytes of one layer, by kind

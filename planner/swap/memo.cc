@@ -58,8 +58,7 @@ Fractions AtAlpha(const SwapProblem::Rank& rank, double alpha) {
   return fractions;
 }
 
-// Returns a rank's swapped bytes. `layers(tensor)` is the number of layers to
-// count.
+// Returns a rank's swapped bytes, with `layers(tensor)` layers of each tensor.
 Line SwappedLine(const SwapProblem::Rank& rank, auto layers) {
   Line line;
   const Fractions at_zero = AtAlpha(rank, 0);

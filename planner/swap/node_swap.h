@@ -31,8 +31,7 @@ struct NodeSwapProblem {
     int64_t id = 0;
     double host_budget_bytes = 0;
   };
-  // A limit of the host memory of a group of ranks, in addition to the budgets
-  // of NUMA nodes.
+  // A limit on a group's host memory, besides the budgets of NUMA nodes.
   struct Host {
     std::string name;
     double budget_bytes = 0;
@@ -54,8 +53,7 @@ struct NodeSwapProblem {
     // Empty if the tensor is not shared.
     std::string shared;
   };
-  // Equal layers of a rank. Copies of a layer overlap only with its own
-  // compute.
+  // Equal layers of a rank. A layer's copies overlap with its compute only.
   struct Kind {
     std::string name = plan::kOneKind;
     int64_t layers = 0;
@@ -145,8 +143,8 @@ struct NodeSwapResult {
   std::vector<CapacityRow> rows;
 };
 
-// Returns "link pcie0 d2h", "host of NUMA node 0", a host limit's name, or "GPU
-// of rank 3".
+// Returns "link pcie0 d2h", "host of NUMA node 0", "GPU of rank 3", or a host
+// limit's name.
 std::string RowName(const NodeSwapProblem& problem, const CapacityRow& row);
 // Returns "ffn", or "moe/ffn" if the rank's kinds have names.
 std::string TensorName(const NodeSwapProblem::Rank& rank,

@@ -61,7 +61,7 @@ NodeSwapProblem::Tensor Node::TensorOf(size_t r, const SkeletalClass& c) const {
       .bytes = AsDouble(c.bytes_per_layer),
       .recompute_s = c.recompute_seconds,
       .must = c.must_swap ? Must::kSwap : Must::kNothing,
-      // Copies of a kind without a window are exposed, so no link's row counts
+      // Without a window a kind's copies are exposed: no link's row counts
       // them.
       .traffic_in_fixed = c.traffic_in_fixed || hides_nothing[r][kind],
       .can_keep = c.can_keep};

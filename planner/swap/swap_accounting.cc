@@ -30,8 +30,7 @@ Held HeldOf(const SwapProblem::Rank& rank, const Fractions& fractions) {
   return sum;
 }
 
-// Returns the bytes that one layer of kind k swaps in addition to its fixed
-// traffic.
+// Returns the bytes that a layer of kind k swaps beyond its fixed traffic.
 double CopiedOf(const SwapProblem::Rank& rank, size_t k,
                 const Fractions& fractions) {
   double sum = 0;

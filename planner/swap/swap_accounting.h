@@ -13,8 +13,7 @@ using NodeFractions = std::vector<Fractions>;  // by rank
 inline constexpr double kGiB = 1024.0 * 1024 * 1024;
 inline constexpr double kGigaPerSecond = 1e9;
 
-// Returns m of README.md: the layers of the tensor's kind that are not
-// resident.
+// Returns m of README.md: layers of the tensor's kind that are not resident.
 double MovingLayers(const NodeSwapProblem::Rank& rank,
                     const NodeSwapProblem::Tensor& tensor);
 // Returns the sum of all layers' windows: the step without recomputation.

@@ -22,8 +22,7 @@ inline constexpr double kAlstMemory = 0.90;
 inline constexpr double kFsdpMemory = 0.90;
 // Sluice's lease is one planned region.
 inline constexpr double kLeasedMemory = 0.93;
-// The Python package uses torch's caching allocator, with consecutive chunks of
-// equal shape.
+// The Python package uses torch's caching allocator; its chunks are equal.
 inline constexpr double kPythonMemory = 0.90;
 // Host memory that may be pinned, as a fraction of a node's. MEMO at alpha 1
 // uses 1.03 TB of 2 TB (256K) and runs out at 1.55 TB (384K).

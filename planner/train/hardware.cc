@@ -4,8 +4,7 @@
 #include <fmt/ranges.h>
 
 #define TOML_EXCEPTIONS 0
-// toml++ 3.3's assertion fails on "[[[x", although it reports the error one
-// line later.
+// toml++ 3.3 asserts on "[[[x" one line before it reports the error.
 #define TOML_ASSERT(expr) static_cast<void>(0)
 #include <toml++/toml.h>
 
@@ -104,8 +103,7 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
   return absl::OkStatus();
 }
 
-// Reads attention_head_dim, and checks and completes the optional keys of table
-// kernels.
+// Reads attention_head_dim; checks and completes [kernels]' optional keys.
 absl::Status FinishKernels(const toml::table& root, std::string_view source,
                            Hardware& hardware) {
   if (const auto node = root["kernels"][kHeadDim]) {

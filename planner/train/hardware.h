@@ -44,8 +44,7 @@ struct Hardware {
   // Factor on attention's efficiencies for torch's own flash attention, which
   // method ring runs.
   double torch_attention = 1;
-  // Head dimension with which attention_*_efficiency were measured, or 0 if not
-  // known.
+  // Head dimension at which attention_*_efficiency was measured; 0: not known.
   int64_t attention_head_dim = 0;
 
   int64_t gpus_per_node = 0;

@@ -23,8 +23,7 @@ struct ParallelGroup {
   double hidden;  // bytes of one local hidden state
 };
 
-// Returns the seconds of a gather (or scatter) of a context-parallel rank's
-// hidden states.
+// Returns the seconds to gather or scatter a context rank's hidden states.
 double CollectiveSeconds(const Request& request, const ParallelGroup& group) {
   if (group.tp == 1) return 0;
   const double bytes = HiddenBytes(request, group.cp);
@@ -224,8 +223,7 @@ StepParts MegatronStep(const Request& request, const Settings& settings) {
   layer.recompute = Recomputation(request, group, recompute, layer.forward);
   AddStep(request, group, settings, fsdp ? 2 : 3, parts);
 
-  // Interleaved stages have more sequences in flight (arXiv 2205.05198, section
-  // 4.2.3).
+  // Interleaved stages have more sequences in flight (arXiv 2205.05198, 4.2.3).
   const double interleave = double(settings.interleave);
   const double in_flight =
       std::min(group.pp, double(request.global_batch) / group.dp) *

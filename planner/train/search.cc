@@ -93,8 +93,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // Larger alphas need more GPU and host memory, so they do not fit
-        // either.
+        // A larger alpha needs more GPU and host memory: none fits.
         if (!TryRecomputes(settings)) break;
       }
     }

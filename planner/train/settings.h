@@ -151,16 +151,14 @@ struct Settings {
   int64_t chunk = 0;         // fpdt, sluice: tokens of a chunk, over all ranks
   int64_t rerun_chunks = 0;  // sluice: first chunks that backward runs again
   int64_t rerun_layers = 1;  // sluice: layers run again together (kPython: one)
-  // kTrainer: the fraction of last tokens that keep layer inputs and attention
-  // output in HBM.
+  // kTrainer: fraction of last tokens with layer inputs and attention in HBM.
   double kept = 0;
   // Returns the fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {
     return std::min(1.0, double(rerun_chunks * chunk) / double(seq_len));
   }
   Recompute recompute = Recompute::kFull;  // megatron, ring
-  // megatron: pieces into which a pipeline stage is cut, to be interleaved with
-  // other stages.
+  // megatron: pieces into which a pipeline stage is cut for interleaving.
   int64_t interleave = 1;
   int64_t ep = 1;  // megatron: ranks over which a layer's experts are spread
   // Whether transient addresses come from a memory plan and not from a caching

@@ -36,8 +36,7 @@ struct ValidatedLength : PublishedLength {
   int doublings() const;  // log2 of rounded / tokens
 };
 
-// One published row that a method models, with the estimated `quantity` in
-// `ours`.
+// One published row that a method models; `ours` has its estimate.
 struct ValidatedRow : PublishedRow {
   double ours = 0;
   bool fits = false;
@@ -82,8 +81,7 @@ inline constexpr double kExactMust = 0.60;
 // Compares all tables. Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
-// Compares MEMO's tables with another profile of their machine, to fit that
-// profile.
+// Compares MEMO's tables with another profile of their machine to fit it.
 absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
     const Hardware& memo_hardware);
 

@@ -175,8 +175,7 @@ absl::Status LimitMemory(uint64_t bytes) {
   return absl::OkStatus();
 }
 
-// A daemon that is not root may have ambient capabilities, which its children
-// inherit.
+// Children inherit ambient capabilities, which a plain user's daemon may have.
 bool GiveUpCapabilities() {
   __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct none[_LINUX_CAPABILITY_U32S_3] = {};
