@@ -125,7 +125,7 @@ struct PlanReadyNotice {
   PlanId plan;
 };
 struct PlanChangedNotice {
-  PlanId plan;  // the job runs by it from its next step boundary on
+  PlanId plan;  // in force from the job's next step boundary on
 };
 struct PlanFailedNotice {
   std::string reason;
@@ -201,8 +201,8 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Tells grants whether the rank has a lease, granted or being made. Before the
-// first HoldsMemory it has none.
+// Tells grants whether the rank has a lease, granted or being made. Until its
+// first HoldsMemory a rank has none.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;

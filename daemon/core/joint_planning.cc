@@ -66,7 +66,7 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
   return found;
 }
 
-// Returns the fraction `part` of a link's speed for `ranks`.
+// Returns the capacity of a link for `ranks`: the fraction `part` of its speed.
 plan::LinkCapacity CapacityOf(const LinkSpeed& link, double part,
                               std::vector<size_t> ranks) {
   const auto share = [part](double speed) {
@@ -1165,9 +1165,9 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
 
 // --- The size of profiles and plans in the saved state (daemon/state)
 
-// For a rank, counts the larger of the profile that it asks with and the one it
-// runs by, since a plan for the former replaces the latter. Also counts plans
-// in use that belong to earlier profiles or to ranks that have left.
+// For a rank, counts the larger of two profiles, which it asks with and runs
+// by: only one of them is saved, with its plans. Also counts plans in use that
+// belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job, const Profiles& profiles) {

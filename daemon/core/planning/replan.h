@@ -33,7 +33,7 @@ inline constexpr double kStepGain = 0.01;
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Set when announced. Ranks that have not answered by then count as refusing.
+  // Set when the change is announced. A rank that misses it counts as refusing.
   absl::Time deadline = absl::InfiniteFuture();
   // Whether joins may wait for the memory that this change frees. After one
   // join has waited in vain, no other waits.
