@@ -434,8 +434,7 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
         });
     if (its == joining_.begin()) continue;  // no other user waits
     effects.push_back(HurrySolving{id});
-    // The worker gets at least half of kShare from now on to return its best
-    // plan so far.
+    // The worker gets at least half of kShare from now on to return a plan.
     round.deadline = std::min(
         round.deadline, std::max(round.started + kShare, now + kShare / 2));
   }

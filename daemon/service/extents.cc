@@ -88,7 +88,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Tell reports later, on the loop: policy is in the middle of a decision.
+    // The report comes later, on the loop: policy is still deciding.
     return Tell({{id, pool, size, *ready}});
   }
   Lane& lane = LaneOf(pool);
