@@ -127,7 +127,7 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 
 }  // namespace
 
-// The checks bind no port or socket, because a running daemon may serve it.
+// The checks bind no port or socket, because a running daemon may serve there.
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());

@@ -4,8 +4,8 @@
 // A *flow* is what one rank copies in one direction. A refill distributes what
 // the links carry in a window, in three rounds:
 //
-//   1. A flow with a promise gets what it wants up to its floor: what it was
-//      promised for the window, and did not use of that in the last kPeriod.
+//   1. A flow with a promise gets what it wants up to its floor: the bytes of
+//      its promised rate in the last kPeriod that it has not used.
 //   2. Copies that a fair share would make late (shares.h) are lent bandwidth,
 //      in the order of their deadlines.
 //   3. All other bandwidth is lent in weighted max-min shares (shares.h).

@@ -22,7 +22,7 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
 // The speed assumed for a link of unknown speed. Reported bytes are limited,
 // because a false report would distort a sum until the daemon ends.
 constexpr double kFastestLink = 1e12;
-// Bytes that a session may report beyond what its link carried since it began.
+// Bytes that a session may report beyond what its link could carry so far.
 constexpr double kReportSlack = 64.0 * (1 << 30);
 
 uint64_t MostCopied(double bytes_per_second, absl::Duration since) {

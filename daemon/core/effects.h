@@ -59,7 +59,7 @@ struct StepReportRequest {
   StepReportRequest(StepReport told, std::vector<double> maps = {})
       : step(told), map_seconds(std::move(maps)) {}
   StepReport step;
-  // How long the rank took to map each lease since its last report.
+  // How long each mapping of a lease took since the rank's last report.
   std::vector<double> map_seconds;
 };
 // Reports how much memory of the session's GPU all processes use, as the rank's

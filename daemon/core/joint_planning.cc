@@ -808,7 +808,7 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
 }
 
 // Returns whether another job has received, but not yet answered, a change that
-// frees memory. It answers by the deadline of the change.
+// frees memory. That job answers by the deadline of the change.
 bool JointPlanning::AwaitsTold(const JobKey& job) const {
   return std::ranges::any_of(members_.rows(), [&](const auto& each) {
     const Member& other = each.second;
@@ -1164,9 +1164,9 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
 
 // --- The size of profiles and plans in the saved state (daemon/state)
 
-// For a rank, counts the larger of two profiles, which it asks with and runs
-// by: only one of them is saved, with its plans. Also counts plans in use that
-// belong to earlier profiles or to ranks that have left.
+// For a rank, counts the larger of the profile it asks with and the profile it
+// runs by, because its next plan replaces the second by the first. Also counts
+// plans in use that belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job, const Profiles& profiles) {

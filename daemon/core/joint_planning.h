@@ -103,7 +103,7 @@ class JointPlanning {
   // Returns how much of a pool is promised to plans and leases of other
   // principals; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
-  // Returns the same for other jobs.
+  // Returns how much of a pool is promised to plans and leases of other jobs.
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
   // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;

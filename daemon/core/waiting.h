@@ -120,8 +120,8 @@ class WaitingQueue {
   // The outcome of a lease's turn; nullopt: it is granted or refused.
   using Turn = std::optional<Stay>;
   // Gives a turn to the leases that `woken` wakes, in order, unless earlier
-  // leases hold them up. Calls `rights` only for a lease that an earlier lease
-  // of its pool holds up, and `timed_out` for one that still waits at its end.
+  // leases hold them up. Calls `rights` only for leases that an earlier lease
+  // of their pool holds up, and `timed_out` for leases that miss a deadline.
   void Release(
       absl::Time now, const Woken& woken,
       absl::FunctionRef<Rights(const Waiter&)> rights,

@@ -58,7 +58,7 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
     lane->thread = std::make_unique<TaskThread>(
         is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
     if (is_host) {
-      // The kernel places a page on the node that touches it first.
+      // The kernel places a page on the NUMA node that touches it first.
       lane->thread->Run(
           [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
     }

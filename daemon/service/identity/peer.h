@@ -38,8 +38,8 @@ struct Identity {
 absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
                                       bool use_peerpidfd = true);
 
-// Returns how the process ended, if the kernel reports it (in a zombie's stat,
-// or after its reaping by PIDFD_GET_INFO, Linux 6.15); else kUnknown. Call
+// Returns how the process ended, if the kernel reports it: in a zombie's stat,
+// or, once it was reaped, with PIDFD_GET_INFO (Linux 6.15); else kUnknown. Call
 // after the pidfd became readable.
 Exit ReadExit(int pidfd, const Peer& peer);
 
