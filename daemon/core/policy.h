@@ -92,8 +92,8 @@ struct ReservationLine {
   SetBy by;
 };
 
-// Returns the principal of the reservation in `pool` that applies to `who`:
-// either `who` itself, or its uid with an empty cgroup.
+// Returns the principal of the reservation in `pool` that applies to a
+// principal: either the principal itself, or its uid with an empty cgroup.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
   const auto* users = FindOrNull(from, pool);
