@@ -1107,7 +1107,7 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
       const uint64_t node = NodeOf(*each.profile);
       return of.contains(each.job) && numa.value_or(node) == node;
     });
-    // If no lease waits, the leases of a single job can be predicted.
+    // Leases of several jobs, or beside a waiting lease, cannot be predicted.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
       left -= (numa ? tail : budget_tail) * std::ssize(ranks);
     }

@@ -48,7 +48,7 @@ struct ServiceOptions {
   NodeConfig node;
   PeerRules peers;
   Shares shares;                     // from SharesOf, for this process
-  Share extents;                     // from ExtentsOf, for this process
+  Share extents;                     // at most ExtentsOf, for this process
   device::Driver* driver = nullptr;  // must outlive the service
   std::string sim_directory;         // sent to clients; empty on cuda
   SharedFd sim_clocks;               // sent to ranks; null on cuda

@@ -39,7 +39,7 @@ namespace sluice::daemon {
 class Channel {
  public:
   static constexpr absl::Duration kStallLimit = absl::Seconds(5);
-  // Limits notices; replies are limited by a peer's requests.
+  // In packets. Limits notices; a peer's requests limit its replies.
   static constexpr size_t kMaxQueued = 4096;
 
   // Handlers may destroy the channel only through Post.

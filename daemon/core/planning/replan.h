@@ -24,8 +24,8 @@
 
 namespace sluice::daemon {
 
-// A smaller difference of fractions is ignored, because a change costs a
-// calibration, unless the node's step gets shorter by the fraction kStepGain.
+// A difference of fractions below kFractionStep is ignored unless the node's
+// step gets shorter by the fraction kStepGain: a change costs a calibration.
 inline constexpr double kFractionStep = 1.0 / 64;
 inline constexpr double kStepGain = 0.01;
 
