@@ -6,7 +6,7 @@
 // thread for the memory of all GPUs, and one per NUMA node, on that node's
 // cores. Each thread serves principals in turn, extent by extent, by the time
 // used (FairQueue), so a lease waits for one call of each other principal. Made
-// extents are reported when their thread has no more of their principal queued,
+// extents are reported when the thread has no more of that principal queued,
 // and every kTellEvery, for the progress of a lease. Extents to destroy are
 // released before others are made, because the release may make room.
 //

@@ -42,7 +42,7 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
 }
 
 // Refuses a cgroup that cannot exist. Its path is not shortened like other
-// texts, because the rest may name another cgroup. "" means every cgroup.
+// texts, because a shorter path may name another one. "" means every cgroup.
 absl::Status CheckCgroup(const std::string& cgroup) {
   if (cgroup.size() > kLongestPath) {
     return absl::InvalidArgumentError(
