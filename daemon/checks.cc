@@ -111,7 +111,7 @@ absl::StatusOr<std::string> CheckState(const std::string& admin_socket,
   const Core fresh(node, absl::UnixEpoch());
   SLUICE_ASSIGN_OR_RETURN(const CoreState saved, ReadSaved(*contents, fresh));
   const std::set<std::string> kept(reply.kept().begin(), reply.kept().end());
-  // Only a frozen daemon lists what is kept: a serving one has all of it.
+  // Only a frozen daemon lists what is kept: a serving daemon lacks nothing.
   if (!kept.empty()) SLUICE_RETURN_IF_ERROR(CheckLeft(saved, kept));
   return fmt::format(
       "{} sessions, {} leases{}", saved.sessions.size(),
@@ -127,11 +127,11 @@ void PrintPassed(const std::string& line) { std::fputs(line.c_str(), stdout); }
 
 }  // namespace
 
-// The checks listen on no port or socket: a running daemon may have them.
+// The checks bind no port or socket, because a running daemon may serve there.
 absl::Status Check(const Arguments& arguments) {
   SLUICE_ASSIGN_OR_RETURN(const Config config, ConfigOf(arguments));
   const Clocks now = ClocksNow(MonotonicClock());
-  // The daemon's user is not known here: the folder's owner is taken for it.
+  // The daemon's user is not known here: the folder's owner stands for it.
   const PolicyFile file = PolicyFileOf(config, arguments);
   if (arguments.check) {  // before the slow parts
     SLUICE_RETURN_IF_ERROR(CheckHttpSockets(config.http_listen.value_or(""),

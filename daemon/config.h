@@ -48,7 +48,7 @@ struct Config {
   std::optional<Bytes> host_pool;  // per NUMA node; unset: see node.h
   Bytes host_ready;  // part of host_pool that is made before leases need it
   std::optional<Bytes> extent;  // unset: a 128th of a pool; see node.cc
-  // True if a rank may use only GPUs with device files that it can open.
+  // True if a rank may use a GPU only if it can open the GPU's device file.
   bool gpus_are_shown = true;
   QuotaSettings quota;
   CgroupCut cgroups = CgroupCut::Make(CgroupCut::Defaults()).value();
@@ -65,7 +65,7 @@ struct Config {
   absl::Duration longest_wait = absl::Minutes(10);
   absl::Duration plan_time_limit = absl::Seconds(20);
   Bytes worker_memory = GiB(4);  // address space of one plan worker
-  std::string worker_user;       // empty: the daemon's
+  std::string worker_user;       // empty: the daemon's user
   LogLevel log_level = LogLevel::kInfo;
   // After this many deaths within DeathRecord::kWindow the next daemon is
   // frozen; 0: never.

@@ -41,9 +41,9 @@ Bytes MemoryWithoutCores(const std::string& root, Node& node) {
   return sum;
 }
 
-// Returns the machine's memory, or its cgroup's limit if that is less. Memory
-// in use counts too: the pool of a daemon that takes over, while jobs have
-// pinned memory, must be as large as before.
+// Returns the machine's memory, or the limit of this process's cgroup if that
+// is less. Memory in use counts too: the pool of a daemon that takes over,
+// while jobs have pinned memory, must be as large as before.
 Bytes MemoryOfMachine(const std::string& root, Bytes without_cores) {
   const Bytes all = MachineMemory::Read(root).total - without_cores;
   const auto limit = CgroupMemoryLimit("self", root);

@@ -5,8 +5,8 @@
 //   sim    The pools have all memory of the node that [sim] describes.
 //   cuda   A GPU's pool is its memory less the larger of 1 GiB and 6 %, which
 //          contexts and libraries need. The host pools share what may be pinned
-//          (Pinnable, proto/base/cgroup.h) of the machine's memory, or of its
-//          cgroup's limit if that is less.
+//          (Pinnable, proto/base/cgroup.h) of the machine's memory, or of the
+//          limit of the daemon's cgroup if that is less.
 #pragma once
 
 #include <functional>
@@ -39,7 +39,7 @@ struct Node {
 };
 
 // Driver `auto` simulates GPUs only if the machine has no NVIDIA device.
-// FailedPrecondition: it has one, but the driver does not work. `root` is
+// FailedPrecondition: it has one, but its driver does not work. `root` is
 // prefixed to /dev, /proc and /sys (nvidia.h).
 absl::StatusOr<Node> OpenNode(const Config& config,
                               const std::string& runtime_dir,

@@ -119,7 +119,7 @@ class PolicyReader {
             Has("cgroup") ? Text("cgroup") : ""};
   }
   SetBy By(const Clocks& now) {
-    // A time beyond this could be read as infinite, which JSON cannot express.
+    // In seconds. Larger times could be read as infinite, which JSON lacks.
     constexpr double kMost = 1e12;
     const double unix_s = Number("at_unix_s");
     if (!(unix_s > -kMost && unix_s < kMost)) {

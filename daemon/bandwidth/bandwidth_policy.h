@@ -5,10 +5,10 @@
 // the links carry in a window, in three rounds:
 //
 //   1. A flow with a promise gets what it wants up to its floor: the bytes of
-//      its rate in the window, plus what it did not use in the last kPeriod.
+//      its promised rate in the last kPeriod that it has not used.
 //   2. Copies that a fair share would make late (shares.h) are lent bandwidth,
 //      in the order of their deadlines.
-//   3. The rest is lent in weighted max-min shares (shares.h).
+//   3. All other bandwidth is lent in weighted max-min shares (shares.h).
 //
 // The caller promises less than a channel carries, so every promise is kept
 // over spans of kPeriod. The bytes of rounds 1 and 2 are a part of a flow's
@@ -39,8 +39,8 @@ class BandwidthPolicy {
  public:
   static constexpr absl::Duration kPeriod = absl::Milliseconds(20);
   static constexpr absl::Duration kAhead = absl::Milliseconds(200);
-  // The weight of a prefetch relative to an offload in fair shares, for
-  // channels that both load: prefetches go first, but no offload starves.
+  // The weight of a prefetch relative to an offload in fair shares. On a
+  // channel that carries both, prefetches get most, but no offload starves.
   static constexpr double kPrefetchFirst = 8;
 
   explicit BandwidthPolicy(Topology topology)

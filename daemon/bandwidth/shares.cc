@@ -7,8 +7,8 @@
 namespace sluice::daemon::bandwidth {
 namespace {
 
-// Sums of shares are not exact. So a channel with less room than this counts as
-// full, and a want that lacks less than this counts as met.
+// Sums of shares are not exact. So a channel with at most this many bytes of
+// room counts as full, and a want that lacks at most as many counts as met.
 constexpr double kNone = 1e-3;
 
 class Filling {
@@ -18,7 +18,7 @@ class Filling {
     shares_.bytes.resize(wants.size(), 0);
     shares_.full_at.resize(room.size(), kUnlimited);
     for (size_t i = 0; i < wants.size(); ++i) later_.push_back(i);
-    // Sorted so that the next share to start rising is the last.
+    // Sorted so that the next share to start rising is at the back.
     std::sort(later_.begin(), later_.end(), [this](size_t a, size_t b) {
       return Start(a) != Start(b) ? Start(a) > Start(b) : a > b;
     });
@@ -53,7 +53,7 @@ class Filling {
     }
   }
 
-  // Stops each rising share that is met or has a full channel.
+  // Stops each rising share with its demand met or a full channel on its path.
   void Settle() {
     std::erase_if(rising_, [&](size_t i) {
       const std::vector<int>& path = *wants_[i].path;

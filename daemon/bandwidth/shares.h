@@ -48,8 +48,8 @@ struct LentCopy {
   double may = 0;            // most bytes that the copy may be lent
 };
 
-// Lends to late copies, in the order of their deadlines. Returns the bytes of
-// each of `copies`, and subtracts them from `room` (bytes by channel in
+// Lends to late copies, in the order of their deadlines. Returns the bytes lent
+// to each of `copies`, and subtracts them from `room` (bytes by channel in
 // `window` seconds). A copy that is in time by its fair share is lent nothing.
 std::vector<double> ShareToLate(const std::vector<LentCopy>& copies,
                                 double window, std::vector<double>& room);

@@ -30,7 +30,7 @@ double SpeedBothWays(const LinkSpeed& link, int direction);
 bool IsLimited(const LinkSpeed& link);
 
 // Returns indexes into `links`: the link `name`, its parent, and so on; empty
-// if there is no `name`. The path ends at a missing or repeated parent.
+// if no link has that name. The path ends at a missing or repeated parent.
 std::vector<size_t> LinkPath(const std::vector<LinkSpeed>& links,
                              const std::string& name);
 // Returns whether copies over the link `name` load the link `other`.

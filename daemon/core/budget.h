@@ -36,8 +36,8 @@ struct SetBy {
   bool operator==(const SetBy&) const = default;
 };
 
-// A limit that is set, even if no target has memory. Without a uid and a job,
-// it is the default of every user, or of every job.
+// A limit that is set, even if nothing that it binds holds memory. Without a
+// uid and a job, it is the default of every user, or of every job.
 struct LimitLine {
   enum class Of { kEveryUser, kUser, kEveryJob, kJob };
   Of of = Of::kEveryUser;
@@ -108,8 +108,8 @@ class Budgets {
   const Saved& Save() const { return set_; }
   void Load(const Saved& saved) { set_ = saved; }
   Saved Live() const;
-  // Adds the limits of `live`. REQUIRES: Set succeeded for each of them on a
-  // copy, or nothing is charged yet.
+  // Adds the limits of `live`. REQUIRES: a copy of this object has accepted
+  // each of them by Set, or nothing is charged yet.
   void SetLive(const Saved& live);
 
   void CheckInvariants() const;

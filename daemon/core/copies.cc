@@ -22,7 +22,7 @@ bool IsGated(const std::vector<LinkSpeed>& links, const std::string& link,
 // The speed assumed for a link of unknown speed. Reported bytes are limited,
 // because a false report would distort a sum until the daemon ends.
 constexpr double kFastestLink = 1e12;
-// Bytes that a session may report beyond what its link carries in its time.
+// Bytes that a session may report beyond what its link could carry so far.
 constexpr double kReportSlack = 64.0 * (1 << 30);
 
 uint64_t MostCopied(double bytes_per_second, absl::Duration since) {
@@ -59,7 +59,7 @@ void Copies::Promise(absl::Time now, Effects& effects) {
   version_ = joint_.demands_version();
   const std::map<SessionId, PlanCopies> before =
       std::exchange(promised_, CopiesOfPlans());
-  // Promises end before others grow.
+  // The promises that end are sent before those that grow.
   for (const auto& [id, copies] : before) {
     const Session* const session = sessions_.Find(id);
     if (promised_.contains(id) || !session || !session->is_rank()) continue;

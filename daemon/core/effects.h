@@ -59,7 +59,7 @@ struct StepReportRequest {
   StepReportRequest(StepReport told, std::vector<double> maps = {})
       : step(told), map_seconds(std::move(maps)) {}
   StepReport step;
-  // How long the rank took to map each lease since its last report.
+  // How long each mapping of a lease took since the rank's last report.
   std::vector<double> map_seconds;
 };
 // Reports how much memory of the session's GPU all processes use, as the rank's
@@ -125,7 +125,7 @@ struct PlanReadyNotice {
   PlanId plan;
 };
 struct PlanChangedNotice {
-  PlanId plan;  // the job runs by it from its next step boundary on
+  PlanId plan;  // in force from the job's next step boundary on
 };
 struct PlanFailedNotice {
   std::string reason;
@@ -201,8 +201,8 @@ struct AttachGrants {
 struct DetachGrants {
   int slot = 0;
 };
-// Tells grants whether the rank has a lease, granted or being made. Before the
-// first HoldsMemory it has none.
+// Tells grants whether the rank has a lease, granted or being made. Until its
+// first HoldsMemory a rank has none.
 struct HoldsMemory {
   int slot = 0;
   bool holds = false;

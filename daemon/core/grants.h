@@ -2,9 +2,9 @@
 //
 // Each refill distributes, by daemon/bandwidth, the bytes that the links could
 // carry since the last refill. In each direction, a rank's limit should be one
-// window (kWindow) ahead of its use. The rates that its plan needs are promised
-// to it (planning/demands.h admits them), over spans of 20 ms. The rest goes to
-// users by weight, and evenly to the ranks of one user. Promised bytes are a
+// window (kWindow) ahead of its use. The rates that a rank's plan needs are
+// promised (planning/demands.h admits them), over spans of 20 ms. All else goes
+// to users by weight, and evenly to the ranks of one user. Promised bytes are a
 // part of that share, and what one rank does not use goes to the others. A rank
 // without memory is promised nothing, and gets only what no other rank wants. A
 // rank alone on its link has a wide window: the link itself is the only limit.
@@ -71,7 +71,7 @@ class GrantPolicy {
   static constexpr absl::Duration kWindowAlone = absl::Milliseconds(250);
   // The smallest window. A copy larger than its window takes several refills.
   static constexpr uint64_t kMinWindow = 1 << 20;
-  // How far a rank's use may exceed its limit, since a copy is counted before
+  // Bytes by which a rank's use may exceed its limit: a copy is counted before
   // it waits for the limit. A larger copy is believed in steps of this size.
   static constexpr uint64_t kOneCopy = 64 << 20;
   // The time over which the granted rate is averaged.

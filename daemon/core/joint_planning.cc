@@ -66,7 +66,7 @@ std::vector<size_t> Where(const std::vector<Position>& positions,
   return found;
 }
 
-// Returns the fraction `part` of a link's speed for `ranks`.
+// Returns the capacity of a link for `ranks`: the fraction `part` of its speed.
 plan::LinkCapacity CapacityOf(const LinkSpeed& link, double part,
                               std::vector<size_t> ranks) {
   const auto share = [part](double speed) {
@@ -434,8 +434,7 @@ void JointPlanning::CutOffAtShare(absl::Time now, Effects& effects) {
         });
     if (its == joining_.begin()) continue;  // no other user waits
     effects.push_back(HurrySolving{id});
-    // The worker gets at least half of kShare from now on to return its best
-    // plan so far.
+    // The worker gets at least half of kShare from now on to return a plan.
     round.deadline = std::min(
         round.deadline, std::max(round.started + kShare, now + kShare / 2));
   }
@@ -809,7 +808,7 @@ void JointPlanning::AnnounceChanges(absl::Time now, Effects& effects) {
 }
 
 // Returns whether another job has received, but not yet answered, a change that
-// frees memory. It answers by the deadline of the change.
+// frees memory. That job answers by the deadline of the change.
 bool JointPlanning::AwaitsTold(const JobKey& job) const {
   return std::ranges::any_of(members_.rows(), [&](const auto& each) {
     const Member& other = each.second;
@@ -1108,7 +1107,7 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
       const uint64_t node = NodeOf(*each.profile);
       return of.contains(each.job) && numa.value_or(node) == node;
     });
-    // If no lease waits, the leases of a single job can be predicted.
+    // Leases of several jobs, or beside a waiting lease, cannot be predicted.
     if (jobs.size() > 1 || !line_.for_plans().empty()) {
       left -= (numa ? tail : budget_tail) * std::ssize(ranks);
     }
@@ -1165,9 +1164,9 @@ std::vector<plan::HostLimit> JointPlanning::HostLimits(
 
 // --- The size of profiles and plans in the saved state (daemon/state)
 
-// For a rank, counts the larger of the profile that it asks with and the one it
-// runs by, since a plan for the former replaces the latter. Also counts plans
-// in use that belong to earlier profiles or to ranks that have left.
+// For a rank, counts the larger of the profile it asks with and the profile it
+// runs by, because its next plan replaces the second by the first. Also counts
+// plans in use that belong to earlier profiles or to ranks that have left.
 JointPlanning::KeptSizes JointPlanning::SizesOfKept() const {
   KeptSizes sizes;
   const auto add = [&](const JobKey& job, const Profiles& profiles) {

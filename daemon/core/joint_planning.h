@@ -94,7 +94,7 @@ class JointPlanning {
 
   // --- reading
   // Returns the bandwidth needed by each rank that runs by the planner's
-  // fractions; during a change, by the former fractions. Omits plans held back.
+  // fractions; during a change, by the former ones. Omits held-back plans.
   std::map<SessionId, PlanDemand> Demands() const;
   // Increases whenever Demands() or the attached ranks may have changed.
   uint64_t demands_version() const {
@@ -103,7 +103,7 @@ class JointPlanning {
   // Returns how much of a pool is promised to plans and leases of other
   // principals; 0 for a GPU.
   Bytes PromisedBeside(PoolId pool, const Principal& whose) const;
-  // Returns the same for other jobs.
+  // Returns how much of a pool is promised to plans and leases of other jobs.
   Bytes PromisedToOthers(PoolId pool, const JobKey& job) const;
   // Returns how much the plan of `job` promises beyond what the job holds.
   Bytes DueOf(PoolId pool, const JobKey& job) const;
@@ -141,8 +141,8 @@ class JointPlanning {
   static NextRound DueWithout(
       const std::map<PlanRoundId, PlanRounds::Round>& solving, bool leases_wait,
       NextRound next);
-  // Call after Load. Repeats unanswered changes to ranks. If plans were made
-  // for other links, plans running jobs again and returns true.
+  // Call after Load. Repeats the notices of unanswered changes. If plans were
+  // made for other links, plans running jobs again and returns true.
   bool TakeOver(absl::Time now, Effects& effects);
 
   void CheckInvariants() const;
@@ -182,8 +182,8 @@ class JointPlanning {
   void Notify(const JobKey& job, const Ranks& ranks, const Notice& notice,
               Effects& effects) const;
 
-  // Removes and returns the next user's first job, and further ones as long as
-  // their traces have at most kMostBuffers together.
+  // Removes and returns the next user's first job, and further jobs of that
+  // user as long as the traces of all have at most kMostBuffers together.
   std::vector<Asking> TakeNextUsersJobs();
   void StartTogether(absl::Time now, Effects& effects);
   void TogetherSolved(const PlanRounds::Round& round, const Plan& plan,
@@ -213,7 +213,7 @@ class JointPlanning {
   bool OthersShrink(const JobKey& job) const;
   bool ShrinksLate() const;
 
-  // Returns whether its principal's other jobs could free enough for the lease.
+  // Returns whether other jobs of the principal could free enough for `asked`.
   bool MayEverFit(const JobKey& job, const LeaseRequest& asked) const;
 
   plan::NodeResources ResourcesFor(

@@ -59,7 +59,7 @@ struct LoggedEvent {
   absl::Time at;        // monotonic
   EventKind kind = EventKind::kStart;
   std::string text;     // one line
-  Principal principal;  // the one that may see it (snapshot.h)
+  Principal principal;  // may see the event (snapshot.h)
   Cause cause;
 };
 

@@ -53,13 +53,13 @@ class Leases {
   Reply Repeat(const Session& session, RequestId request) const;
   // Runs after each event: gives waiting leases their turn.
   void Release(absl::Time now, Effects& effects);
-  // Logs which memory jobs hold of GPUs that cannot be used any more.
+  // Logs how much jobs hold of each GPU that cannot be used any more.
   void NameHeldOfFaulty(absl::Time now);
 
-  // Returns how much host memory `rank` may borrow now on a NUMA node other
-  // than its GPU's: 0 unless all ranks of the machine belong to its job, all
-  // local ranks of the job are attached, and none is on that node. Half of the
-  // node's pool stays free for the next job.
+  // Returns how much host memory `rank` may borrow now from `pool`, of a NUMA
+  // node other than its GPU's: 0 unless all ranks of the machine belong to its
+  // job, all local ranks of the job are attached, and none has its GPU on that
+  // NUMA node. Half of the pool stays free for the next job.
   Bytes Borrowable(const Session& rank, PoolId pool) const;
   std::vector<WaitingSnapshot> Waiting(const Principal* viewer,
                                        absl::Time now) const;

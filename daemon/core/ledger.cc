@@ -291,7 +291,7 @@ void Ledger::Linger(ExtentId id, PoolId pool, const JobKey& job,
 
 void Ledger::AskNow(absl::Time now, Effects& effects) {
   if (to_ask_.empty()) return;
-  // AskAgain will ask about the other extents.
+  // AskAgain will ask about the extents beyond the first kAskAtOnce.
   for (size_t i = kAskAtOnce; i < to_ask_.size(); ++i) {
     lingering_.Edit(to_ask_[i]).answer = LingeringState::Answer::kHeld;
     rest_.ask_again_at = std::min(rest_.ask_again_at, now + kAskEvery);
@@ -720,9 +720,9 @@ std::optional<Waiter::Lacks> Ledger::Lacks(const JobKey& job,
   const Pool& pool = pools_.at(asked.pool);
   const PoolKind kind = asked.pool.kind;
   const PrincipalId id = FindOr(principals_, job.principal).id;
+  const Bytes withheld = Withheld(asked.pool, &job.principal);
   // The principal's own lingering memory is charged already, and can be leased
   // again as it is.
-  const Bytes withheld = Withheld(asked.pool, &job.principal);
   const Bytes own = pool.MostFor(id, pool.total());
   const Bytes charged_anew = asked.size - own;
   if (charged_anew > budgets_.LeftOfPrincipal(job.principal, kind)) {

@@ -12,9 +12,8 @@
 //   closed   its session ended, its process lives: has quarantined memory
 //   (gone)   its process ended
 //
-// Memory that is returned while a process can still reach it *lingers*
-// (pool.h): it stays charged to its job. README.md has the rules of lingering
-// and idle extents.
+// Returned memory that a process can still reach *lingers* (pool.h): it stays
+// charged to its job. README.md has the rules of lingering and idle extents.
 //
 // CHECKs that a made extent was requested and that a leasing session is open.
 // Thread safety: one thread (core.h).
@@ -87,10 +86,10 @@ class Ledger {
     RequestId request;
     Bytes made, size;
   };
-  // Returns the unfinished leases of `pools` that were requested until `then`.
+  // Returns the unfinished leases of `pools` that were requested by `then`.
   std::map<LeaseId, Progress> Making(const std::set<PoolId>& pools,
                                      absl::Time then) const;
-  // Returns the request that asked for the lease; nullopt if it is not granted.
+  // Returns the lease's request; nullopt if there is no such granted lease.
   std::optional<RequestId> Free(SessionId session, LeaseId lease,
                                 absl::Time now, Effects& effects);
 
@@ -174,7 +173,7 @@ class Ledger {
   // its budget, including its own lingering memory. kUnlimited: no limit.
   Bytes HostLeft(const Principal& principal) const;
   Bytes HostLeft(const JobKey& job) const;
-  // Returns the host memory that a job leases on `numa`; nullopt: on all nodes.
+  // Returns the host memory that a job leases on `numa` (nullopt: on all).
   Bytes HostHeld(const JobKey& job, std::optional<uint64_t> numa) const;
   Bytes Leased(SessionId session, PoolKind kind) const;
   std::set<LeaseId> LeasesOf(SessionId session) const {
@@ -240,7 +239,7 @@ class Ledger {
   absl::Status TooMany(const Principal& who, size_t has, size_t more) const;
   size_t HeldBack(PrincipalId from) const;
   // Returns idle extents to destroy, so that a lease exceeds no limit of
-  // extents. Charges these changes to the principal's allowance.
+  // extents. Charges all that are made or destroyed for it to the allowance.
   absl::StatusOr<Idle> MakeRoom(const HolderState& holder, PoolId asked,
                                 const Pool::Parts& parts, absl::Time now);
   void Destroy(const Idle& idle, Effects& effects);

@@ -123,8 +123,8 @@ absl::Status LivePolicy::Start(const Policy& policy, absl::Time now) {
   if (drain_) journal_.Log(now, EventKind::kDrain, TextOf(*drain_), {});
   measured_ = policy.measured;
   if (!measured_) return absl::OkStatus();
-  // This node may differ from the earlier daemon's. A measurement that does not
-  // fit it is kept, but not used.
+  // The earlier daemon's node may have had other links. A measurement that does
+  // not fit this node is kept, but not used.
   const absl::Status fits = CheckMeasured(configured_links_, *measured_);
   if (fits.ok()) {
     config_.links = LinksWith(configured_links_, *measured_);

@@ -17,7 +17,7 @@
 
 namespace sluice::daemon {
 
-// While it is set, the node accepts no session of a rank and grants no lease.
+// While it is set, the node admits no rank and grants no lease.
 struct Drain {
   std::string who;     // the name that the caller gave; may be empty
   std::string reason;  // may be empty
@@ -93,7 +93,7 @@ struct ReservationLine {
 };
 
 // Returns the principal of the reservation in `pool` that applies to a
-// principal: either the principal itself, or its uid.
+// principal: either the principal itself, or its uid with an empty cgroup.
 inline Principal ReserverOf(const Reservations& from, PoolId pool,
                             const Principal& who) {
   const auto* users = FindOrNull(from, pool);
@@ -117,7 +117,7 @@ inline void SetReservation(Reservations& of, PoolId pool,
 absl::Status CheckMeasured(const std::vector<LinkSpeed>& configured,
                            const MeasuredLinks& measured);
 
-// Returns the links that grants and plans use. REQUIRES: CheckMeasured is OK.
+// Returns the links that grants and plans use if CheckMeasured is OK.
 std::vector<LinkSpeed> LinksWith(const std::vector<LinkSpeed>& configured,
                                  const MeasuredLinks& measured);
 

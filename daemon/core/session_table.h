@@ -49,7 +49,7 @@ class SessionTable {
   const Principal* ViewerOf(const Session& session) const;
   // InvalidArgument: there is no such GPU. Unavailable: it cannot be used.
   absl::Status CheckGpu(DeviceIndex gpu) const;
-  int ranks() const {  // the attached ones
+  int ranks() const {  // attached ranks
     return static_cast<int>(std::ranges::count_if(
         rows(), [](const auto& each) { return each.second.is_rank(); }));
   }

@@ -1,5 +1,5 @@
 // The saved form of policy: plain data. A Core that loads it continues with the
-// same effects as the Core that saved it. It omits what can be computed from it
+// same effects as the Core that saved it. The form omits what follows from it
 // (sums, lists by age and size), and what a new daemon starts without (solved
 // units, events, counters). Profiles and plans are immutable and shared; ==
 // compares them by address.

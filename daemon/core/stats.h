@@ -113,7 +113,7 @@ struct JobStats {
 // Counters of each job. Limited, because users choose the names of jobs freely.
 // A job is kept while it has a session, and for kKept longer, so that its last
 // values are still scraped. If kMost are kept, a new job replaces the one that
-// ended first; if all of them still have sessions, it is counted in `other`.
+// ended first, or is counted in `other` if all of these have sessions.
 class JobSeries {
  public:
   static constexpr size_t kMost = 256;

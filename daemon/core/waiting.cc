@@ -132,7 +132,7 @@ void WaitingQueue::Release(
     absl::FunctionRef<Rights(const Waiter&)> rights,
     absl::FunctionRef<Turn(const Waiter&)> take_turn,
     absl::FunctionRef<void(const PlaceInLine&, const Waiter&)> timed_out) {
-  // Set when a lease has changed, in this pass, so that later leases may go on.
+  // Set if later leases need a turn because this pass changed or ended a lease.
   bool wake = TakeWakeAll();
   if (!wake && !woken.any() && now < NextDeadline()) return;
   const absl::Time before = std::exchange(released_at_, now);
@@ -141,7 +141,7 @@ void WaitingQueue::Release(
     if (!waiter.for_plan) line.push_back(place);
   }
   HeldUp held_up;
-  // Gives the lease a turn unless another one holds it up.
+  // Gives the lease a turn unless an earlier lease holds it up.
   const auto turn_of = [&](const PlaceInLine& place,
                            const Waiter& waiter) -> Turn {
     if (waiter.again > now) return Stay{waiter.lacks, waiter.again};

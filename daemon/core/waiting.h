@@ -1,8 +1,8 @@
 // The queue of leases that wait for memory: first come, first served. A lease
-// waits for its pool, its user, its job or a plan; README.md has what each of
-// these holds up, and which requests may pass (Rights). A lease that another
-// one holds up has the `lacks` of that other lease. A lease that waits for a
-// plan in vain is refused or joins the end of the queue.
+// waits for its pool, its user, its job or a plan; README.md says which later
+// requests each kind of wait holds up, and which may pass (Rights). A held-up
+// lease takes over the `lacks` of the earlier lease that holds it up. A lease
+// that waits for a plan in vain is refused or joins the end of the queue.
 //
 // A lease gets a *turn*, one more attempt, when something that it may lack has
 // changed (Woken). The queue only keeps the order; Leases asks the ledger.
@@ -100,7 +100,7 @@ class WaitingQueue {
   }
   // Removes and returns the lease; nullopt if it does not wait.
   std::optional<Waiter> Leave(SessionId session, RequestId request);
-  // Removes the session's leases; returns how many did not wait for a plan.
+  // Removes the session's leases; returns how many of them waited for no plan.
   size_t SessionEnded(SessionId session);
 
   // The leases that a request may not pass: the first, and their number.
@@ -120,8 +120,8 @@ class WaitingQueue {
   // The outcome of a lease's turn; nullopt: it is granted or refused.
   using Turn = std::optional<Stay>;
   // Gives a turn to the leases that `woken` wakes, in order, unless earlier
-  // leases hold them up. Calls `rights` only for leases that others hold up at
-  // their pool, and `timed_out` for a lease without memory at its deadline.
+  // leases hold them up. Calls `rights` only for leases that an earlier lease
+  // of their pool holds up, and `timed_out` for leases that miss a deadline.
   void Release(
       absl::Time now, const Woken& woken,
       absl::FunctionRef<Rights(const Waiter&)> rights,

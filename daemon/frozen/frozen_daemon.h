@@ -1,8 +1,8 @@
 // A daemon that keeps what jobs hold, grants nothing, and reports why.
 //
-// A start is frozen if it cannot take over what an earlier daemon left (a state
-// of another version, a damaged state, missing memory), or if too many daemons
-// died. If the daemon ended instead, it would be restarted again and again; if
+// A daemon freezes at its start if it cannot take over what an earlier one left
+// (a state of another version, a damaged state, missing memory), or if too many
+// daemons died. If it ended instead, it would be restarted again and again; if
 // it started without the state, every job would end. A frozen daemon reads no
 // request of a rank, opens no device and changes nothing of what is kept, so
 // the cause of the fault cannot harm it.

@@ -28,7 +28,7 @@ constexpr int kNotRunnable = 127;  // as in a shell
 
 std::string LineOf(const std::string& text) {
   std::string line = "sluiced-keeper: " + text;
-  // Pipes write at most this many bytes atomically.
+  // A pipe writes at most PIPE_BUF bytes atomically.
   if (line.size() >= PIPE_BUF) line.resize(PIPE_BUF - 1);
   line += '\n';
   return line;

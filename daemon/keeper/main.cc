@@ -100,7 +100,7 @@ class Keeper {
   // Runs until the daemon has ended for good. Returns the keeper's exit status.
   int Run() {
     while (true) {
-      // A signal during the pause between two daemons ends the keeper.
+      // An ending signal in the pause between two daemons ends the keeper.
       if (!daemon_ && asked_to_end_) return 0;
       if (!daemon_ && Now() >= start_at_) Start();
       ReapEnded();
@@ -118,7 +118,7 @@ class Keeper {
 
  private:
   static constexpr int kMessagesPerTurn = 1024;
-  // How long a daemon may take to end after the signal.
+  // How long a daemon may take to end after an ending signal.
   static constexpr absl::Duration kPatience = absl::Seconds(5);
 
   void Start() {
@@ -133,7 +133,7 @@ class Keeper {
         kept_.all().size());
   }
 
-  // The next daemon's start must not wait for this.
+  // Called after Start, because the next daemon must not wait for the reaping.
   void ReapEnded() {
     if (ended_) ended_->Reap();
     ended_.reset();

@@ -1,5 +1,5 @@
-// The receiving side of sd_notify(3): receives datagrams, with the senders'
-// pids from the kernel, and executes them.
+// The receiving side of sd_notify(3): datagrams, the pids of their senders as
+// the kernel reports them, and what the datagrams ask for.
 //
 // Thread safety: none needed; the keeper has one thread.
 #pragma once
@@ -19,7 +19,7 @@
 
 namespace sluice::daemon {
 
-// The largest datagram that is accepted, as by systemd.
+// The bytes of the largest datagram that is accepted, as by systemd.
 inline constexpr size_t kMaxNotification = 4096;
 
 struct Notification {

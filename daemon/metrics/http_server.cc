@@ -85,9 +85,9 @@ absl::StatusOr<UniqueFd> ListenOnTcp(std::string& listen, UniqueFd left) {
   const int error = getaddrinfo(host.c_str(), &listen[colon + 1], &hints, &all);
   if (error != 0) return refused(gai_strerror(error));
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> owned(all, freeaddrinfo);
-  // Only the first address is used: several would need several sockets.
   const sockaddr_in6 bound = BoundTo(left);
   sockaddr_in6 wanted = {};
+  // Only the first address is used: several would need several sockets.
   std::memcpy(&wanted, all->ai_addr, all->ai_addrlen);
   if (wanted.sin6_port == 0) wanted.sin6_port = bound.sin6_port;
   UniqueFd socket = std::move(left);

@@ -63,7 +63,7 @@ class HttpServer {
   virtual void Serve(PageSources sources) = 0;
   virtual TcpListener listener() const = 0;
   // Calls `listening` with the TCP socket, which the server keeps: at once if
-  // the server listens already, else on the server's thread when it begins to.
+  // the server listens already, else on its thread when it begins to listen.
   virtual void WhenListening(std::function<void(int fd)> listening) = 0;
 };
 

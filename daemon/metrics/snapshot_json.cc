@@ -109,7 +109,7 @@ json RankOf(const RankSnapshot& rank) {
           {"grant_wait_seconds", rank.grant_wait_seconds},
           {"hbm_peak_bytes", rank.hbm_peak.count()},
           {"closed", rank.closed},
-          // Constant, for scripts that read these keys of earlier versions.
+          // Constant, for scripts of earlier versions, which read these keys.
           {"guaranteed_bytes_per_second", 0.0},
           {"guarantee_lowered", nullptr},
           {"weight", rank.weight},

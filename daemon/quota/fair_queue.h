@@ -87,7 +87,7 @@ class FairQueue {
     const User* user = FindOrNull(users_, who);
     return user != nullptr ? user->entries.size() : 0;
   }
-  // Returns how many users it remembers: those with entries, and those with
+  // Returns how many users are remembered: those with entries, and those with
   // more virtual time than the user served last.
   size_t users() const { return users_.size(); }
 

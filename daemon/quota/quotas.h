@@ -25,7 +25,7 @@ enum class Resource {
   kProfileBytes,  // decoded profiles, until their plans are made
   kKeptProfiles,  // bytes that profiles and plans may take of the saved state
                   // (counted by daemon/core)
-  kCodecTime,     // microseconds in which profiles were decoded
+  kCodecTime,     // microseconds spent on decoding profiles
 };
 inline constexpr size_t kResources = 8;
 // The name in configuration and metrics, such as "sessions".

@@ -16,7 +16,7 @@ namespace sluice::daemon {
 // user, only this user may write to it, and only root and this user can replace
 // it (each folder above belongs to one of them, and is sticky or not writable
 // by all; README.md has the rule for user namespaces). InvalidArgument names
-// `what`, the reason, and the setting `chosen_by` that chooses another one.
+// `what`, the reason, and `chosen_by`, the setting that names the directory.
 absl::Status CheckOwnDirectory(const std::string& directory,
                                const std::string& what = "runtime directory",
                                const std::string& chosen_by = "--runtime-dir");

@@ -58,7 +58,7 @@ Extents::Lane& Extents::LaneOf(PoolId pool) {
     lane->thread = std::make_unique<TaskThread>(
         is_host ? fmt::format("device-numa{}", pool.ordinal) : "device");
     if (is_host) {
-      // The kernel places a page on the node that touches it first.
+      // The kernel places a page on the NUMA node that touches it first.
       lane->thread->Run(
           [numa = NumaIndex(pool.ordinal)] { StayOn(CoresOfNode(numa)); });
     }
@@ -88,7 +88,7 @@ absl::StatusOr<ExportedMemory> Extents::Create(const Wanted& wanted) {
 
 void Extents::Make(ExtentId id, PoolId pool, Bytes size, PrincipalId who) {
   if (const auto ready = arena_->Take(pool, size)) {
-    // Tell reports later, on the loop: policy is in the middle of a decision.
+    // The report comes later, on the loop: policy is still deciding.
     return Tell({{id, pool, size, *ready}});
   }
   Lane& lane = LaneOf(pool);

@@ -6,9 +6,9 @@
 // thread for the memory of all GPUs, and one per NUMA node, on that node's
 // cores. Each thread serves principals in turn, extent by extent, by the time
 // used (FairQueue), so a lease waits for one call of each other principal. Made
-// extents are reported when no more of their principal are queued there, and
-// every kTellEvery, for the progress of a lease. Extents to destroy are
-// released before others are made, because that may give room.
+// extents are reported when the thread has no more of that principal queued,
+// and every kTellEvery, for the progress of a lease. Extents to destroy are
+// released before others are made, because the release may make room.
 //
 // Policy counts the memory of a dead process as free when its end is reported;
 // the device may free it a little later. So if the device has no room, making

@@ -58,7 +58,7 @@ class GrantPages {
   void UseLinks(std::vector<LinkSpeed> links);
   void Promise(int slot, const CopyRates& rates);
   void Hold(int slot, bool holds);
-  // Used and Late return each slot's sums as of the last refill.
+  // `Used` and `Late` return each slot's sums as of the last refill.
   std::map<int, Directions> Used();
   std::map<int, LateDirections> Late();
   // How often the heartbeat was older than kGrantStaleAfter while ranks were

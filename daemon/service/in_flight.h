@@ -45,7 +45,7 @@ class InFlight {
   UniqueFd End(UniqueFd socket);
   absl::Time deadline() const;
   void Look(absl::Time now);  // gives back the quota of what was received
-  // Calls Look every kAgain. Returns kept sockets to close.
+  // Calls Look if the last call was kAgain ago. Returns kept sockets to close.
   std::vector<UniqueFd> Sweep(absl::Time now);
 
   int most() const;

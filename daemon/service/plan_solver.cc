@@ -322,11 +322,11 @@ void PlanSolver::Stop(PlanRoundId round) {
   if (!run->launched) {
     queue_.Remove([&run](const auto& each) { return each == run; });
   }
-  if (run->started) End(run);  // else Started ends it
+  if (run->started) End(run);  // else `Started` calls End
 }
 
 void PlanSolver::End(const std::shared_ptr<Run>& run) {
-  if (!run->out) return;  // did not start, or Finish reaps it
+  if (!run->out) return;  // it did not start, or `Finish` reaps it
   loop_->Remove(run->out.get());
   run->out.Reset();
   kill(run->pid, SIGKILL);

@@ -56,8 +56,8 @@ class PlanSolver {
   using Done = std::function<void(PlanRoundId, absl::StatusOr<plan::NodePlan>,
                                   std::vector<KeyedUnit>)>;
 
-  // `codec` must end before the solver, because its tasks use the solver. Its
-  // thread starts the workers, which the kernel ends with that thread
+  // `codec` must end before the solver, because its tasks use the solver. The
+  // codec thread starts the workers, and the kernel ends them with that thread
   // (PR_SET_PDEATHSIG). `done` runs on the loop's thread.
   PlanSolver(Loop* loop, TaskThread* codec, WorkerOptions worker, Done done);
   // Kills the workers. A worker that is still being started ends with the task

@@ -77,7 +77,7 @@ class ProfileReader {
   const Done done_;
   const ProfileLimits limits_;
   FairQueue<Principal, Entry> queue_;
-  std::map<SessionId, size_t> by_session_;  // profiles that wait or are read
+  std::map<SessionId, size_t> by_session_;  // profiles waiting or being read
   SessionId reading_;  // 0: none, or its session was forgotten
   bool busy_ = false;
   const std::shared_ptr<Dropped> dropped_;

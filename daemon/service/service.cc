@@ -408,7 +408,7 @@ absl::Status Service::MayBeKept(const Principal& who) const {
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* session = core_.session(id);
     if (session == nullptr || !session->was_rank()) continue;
-    // Only the process of a closed session is kept.
+    // For a closed session, the store keeps only the pidfd.
     const int64_t taken = session->is_rank() ? Handover::kOfRank : 1;
     all += taken;
     if (channel->who() == who) own += taken;

@@ -48,7 +48,7 @@ struct ServiceOptions {
   NodeConfig node;
   PeerRules peers;
   Shares shares;                     // from SharesOf, for this process
-  Share extents;                     // from ExtentsOf, for this process
+  Share extents;                     // at most ExtentsOf, for this process
   device::Driver* driver = nullptr;  // must outlive the service
   std::string sim_directory;         // sent to clients; empty on cuda
   SharedFd sim_clocks;               // sent to ranks; null on cuda
@@ -59,8 +59,8 @@ struct ServiceOptions {
   Starter starter;               // what this process was started with
   UniqueFd listener;
   std::vector<std::string> check;  // for Reload; empty: SIGHUP is only logged
-  // Returns all processes that hold memory of the node, on another thread.
-  // Null: the device cannot report them (cuda).
+  // Returns all processes that hold memory of the node; called on another
+  // thread. Null: the device cannot report them (cuda).
   std::function<std::vector<HolderSnapshot>()> find_holders;
   // The metrics server's address; runs on the loop's thread. Null: no server.
   std::function<TcpListener()> http;
@@ -77,8 +77,8 @@ class Service {
   static absl::StatusOr<std::unique_ptr<Service>> Start(ServiceOptions options);
   ~Service();
 
-  // Answers requests that came while there was no daemon, for a few
-  // milliseconds at most, before Run.
+  // Answers requests that came while there was no daemon, for at most 20 ms.
+  // Call before Run.
   void AnswerWhoWaited();
   // Serves until a signal or end_after_idle. REQUIRES: BlockSignals.
   void Run();
@@ -87,7 +87,7 @@ class Service {
   // and end at once.
   bool Finish(absl::Duration patience);
   void RemoveSocket();
-  // Returns whether the end leaves what ranks hold to the next daemon.
+  // Returns whether this daemon leaves what ranks hold to the next one.
   bool hands_over() const { return leaving_; }
   void KeepHttp(int fd) { KeepOnce(Handover::kHttp, fd); }
   void SayReady();

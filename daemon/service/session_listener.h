@@ -80,7 +80,7 @@ class SessionListener {
         socket_(std::move(socket)),
         stays_(stays) {}
   void Accept();
-  // Returns false if no connection waits at `listener` or can be accepted.
+  // Returns false if no connection waits at `listener`, or accepting it fails.
   bool AcceptOne(int listener);
   void Pause();
   void TurnAway(int listener);

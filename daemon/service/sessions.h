@@ -39,7 +39,7 @@ namespace sluice::daemon {
 class Channel {
  public:
   static constexpr absl::Duration kStallLimit = absl::Seconds(5);
-  // Limits notices; replies are limited by a peer's requests.
+  // In packets. Limits notices; a peer's requests limit its replies.
   static constexpr size_t kMaxQueued = 4096;
 
   // Handlers may destroy the channel only through Post.
@@ -141,7 +141,7 @@ class Sessions {
   // descriptors that the earlier daemon may have sent.
   void Adopt(SessionId id, const Principal& who, UniqueFd socket,
              UniqueFd pidfd);
-  // Returns null if there is no such session. Valid until it is forgotten.
+  // Returns null if there is no such session. The result is valid until Forget.
   Channel* Find(SessionId id) const;
   const std::map<SessionId, std::unique_ptr<Channel>>& channels() const {
     return channels_;

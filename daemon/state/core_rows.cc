@@ -45,7 +45,7 @@ class RowWriter {
   std::string Take() { return std::exchange(rows_, {}); }
 
  private:
-  // Enough for nearly every request.
+  // Bytes that hold the rows of nearly every request.
   static constexpr size_t kMostOfARequest = 2048;
 
   // Writes in place, without temporary strings, because this is most of the

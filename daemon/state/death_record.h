@@ -1,6 +1,6 @@
 // Records how the last daemons ended, in a page of a memfd that outlives them:
 // a daemon that dies again and again from the state that it took over must not
-// be restarted for ever. Begin notes a death if the last run did not end in
+// be restarted for ever. A start notes a death if the last run did not end in
 // order.
 //
 // Thread safety: one owner.

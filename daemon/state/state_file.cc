@@ -19,7 +19,7 @@ namespace {
 
 constexpr uint64_t kMagic = 0x31'4554'4154'5343;  // "CSTATE1"
 constexpr size_t kWord = sizeof(uint64_t);
-// Epochs count up from here, so that a few damaged bits do not make one 0.
+// Epochs count up from here, so that a few damaged bits make no epoch 0.
 constexpr uint64_t kFirstEpoch = 0x5c0d'a7e1'0000'0000;
 
 struct Header {

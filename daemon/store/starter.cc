@@ -25,7 +25,7 @@ namespace sluice::daemon {
 namespace {
 
 constexpr int64_t kMostListed = 1 << 20, kMostPid = 1 << 22;
-// Room for what the next daemon opens first, or systemd before exec.
+// Descriptors that the next daemon opens first, or systemd before exec.
 constexpr int64_t kMargin = 128;
 // The kernel limits $LISTEN_FDNAMES to 128 KiB, which must have room for a name
 // and a colon of each descriptor, and for the names of sockets (4 KiB).

@@ -146,9 +146,9 @@ struct ExtentLimits {
   absl::Duration kept_for = absl::Minutes(5);
   // How long they are kept after the principal's last process has ended.
   absl::Duration orphans_kept_for = absl::Seconds(2);
-  // For host memory that takes long to pin: replaces these two times if it is
-  // longer. The extents of a principal without processes are kept that long
-  // only if the same user's next process may have them (HasHeir).
+  // For host memory that takes long to pin: replaces kept_for if that is
+  // shorter, and also orphans_kept_for if the same user's next process may have
+  // the extents (HasHeir).
   absl::Duration host_kept_for = absl::ZeroDuration();
 };
 

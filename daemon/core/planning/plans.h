@@ -66,7 +66,7 @@ struct PlanRounds {
   // A question for the worker, while it is solved.
   struct Round {
     std::vector<Asking> asking;  // jobs that asked
-    // All jobs of the question, in the order of their numbers in it.
+    // All jobs of the question, in the order of their numbers.
     std::vector<JobKey> jobs;
     std::vector<Position> positions;
     plan::NodeResources resources;

@@ -106,7 +106,7 @@ ProfileWithHash WithoutTraces(const ProfileWithHash& profile,
                               const plan::RankPlan& plan) {
   auto bare = std::make_shared<plan::RankProfile>(*profile.profile);
   bare->segments.clear();
-  // 0 also means that the capacity is unknown: there too a plan keeps nothing.
+  // 0 also means an unknown capacity: in both cases a plan keeps nothing.
   bare->transient_capacity =
       std::max(bare->transient_capacity - plan.transient_peak, Bytes(0));
   return {std::move(bare), profile.hash + "-", {}};

@@ -24,8 +24,8 @@
 
 namespace sluice::daemon {
 
-// A smaller difference of fractions is ignored, because a change costs a
-// calibration, unless the node's step gets shorter by the fraction kStepGain.
+// A difference of fractions below kFractionStep is ignored unless the node's
+// step gets shorter by the fraction kStepGain: a change costs a calibration.
 inline constexpr double kFractionStep = 1.0 / 64;
 inline constexpr double kStepGain = 0.01;
 
@@ -33,7 +33,7 @@ inline constexpr double kStepGain = 0.01;
 struct PlanChange {
   PlanId plan;
   absl::Time since;
-  // Set when announced. Ranks that have not answered by then count as refusing.
+  // Set when the change is announced. A rank that misses it counts as refusing.
   absl::Time deadline = absl::InfiniteFuture();
   // Whether joins may wait for the memory that this change frees. After one
   // join has waited in vain, no other waits.

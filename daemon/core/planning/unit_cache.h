@@ -26,7 +26,7 @@ struct KeyedUnit {
 class UnitCache {
  public:
   using Units = std::vector<std::shared_ptr<const plan::UnitPlan>>;
-  // The limit of buffers in all units; the least recently used unit is dropped.
+  // The limit of buffers in all units, kept by dropping the least recent units.
   static constexpr size_t kBuffersKept = 1 << 18;
 
   void Add(KeyedUnit unit) {

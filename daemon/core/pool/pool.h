@@ -115,7 +115,7 @@ class Pool {
   bool HasHolders(ExtentId id) const {
     return !extents_.at(id).holders.empty();
   }
-  void SetOutside(Bytes said) {  // the result of OutsideOf
+  void SetOutside(Bytes said) {  // by OutsideOf, or all of a failed GPU
     outside_changes_ += outside_ != said;
     outside_ = said;
   }
@@ -227,9 +227,9 @@ class Pool {
     extents_.erase(id);
   }
   absl::Status Refusal(Bytes asked, Bytes withheld) const;
-  // Regular chooses whole extents and a tail; Patched chooses idle extents of
-  // any size. Both return nullopt if there is no room; if sums already show
-  // that, they look at no extent.
+  // `Regular` chooses whole extents and a tail; `Patched` chooses idle extents
+  // of any size. Both return nullopt if there is no room, without looking at
+  // extents if sums already show it.
   std::optional<Parts> Regular(const Account& own, Bytes size,
                                Bytes room) const;
   std::optional<Parts> Patched(const Account& own, Bytes size, Bytes most,

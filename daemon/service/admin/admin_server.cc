@@ -41,8 +41,8 @@ absl::StatusOr<Bytes> FromWire(uint64_t limit, const char* name) {
   return CheckedBytes(limit, name);
 }
 
-// Refuses a cgroup that cannot exist. It is not shortened like other texts,
-// because that may name another cgroup. "" stands for every cgroup.
+// Refuses a cgroup that cannot exist. Its path is not shortened like other
+// texts, because a shorter path may name another one. "" means every cgroup.
 absl::Status CheckCgroup(const std::string& cgroup) {
   if (cgroup.size() > kLongestPath) {
     return absl::InvalidArgumentError(

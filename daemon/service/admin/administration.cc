@@ -104,12 +104,12 @@ absl::StatusOr<Administration::Applied> Administration::Apply(
     *after = core_.live_policy().With(change, now());
   }));
   SLUICE_RETURN_IF_ERROR(after->status());
-  // After DataLoss (the folder is not synced) the change is applied too.
   const auto write = [this](const Policy& policy) {
     return options_.write_policy ? options_.write_policy(policy)
                                  : absl::OkStatus();
   };
   const absl::Status written = write(**after);
+  // After DataLoss (the folder is not synced) the change is applied too.
   if (!written.ok() && !absl::IsDataLoss(written)) {
     return Annotate(written, "nothing was changed");
   }

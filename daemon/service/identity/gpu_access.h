@@ -2,9 +2,9 @@
 // open.
 //
 // The kernel decides which nodes a process can open, by a node's mode and a
-// container's device list. The daemon cannot ask for another process, because a
-// cgroup's device list is a BPF program. So a rank opens the nodes itself and
-// sends the descriptors with its Hello. The daemon identifies a descriptor by
+// container's device list. The daemon cannot find out what another process can
+// open, because a cgroup's device list is a BPF program. So a rank opens the
+// nodes and sends the descriptors with its Hello. The daemon identifies one by
 // the device's number, or on a simulated node by the file. A descriptor that
 // was opened with O_PATH, or not for writing, proves nothing.
 //

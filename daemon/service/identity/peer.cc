@@ -24,7 +24,7 @@
 namespace sluice::daemon {
 namespace {
 
-// Missing in Debian 12's headers (Linux 6.5 and 6.15).
+// From Linux 6.5 and 6.15; Debian 12's headers lack them.
 constexpr int kSoPeerPidfd = 77;
 constexpr uint64_t kPidfdInfoExit = 1 << 3;
 struct PidfdInfo {

@@ -1,9 +1,9 @@
 // Identifies the peer of a session, by the kernel's data only.
 //
 // The identity is SO_PEERCRED plus a pidfd, which never refers to another
-// process: from SO_PEERPIDFD if the kernel has it (6.5), else from pidfd_open
-// of the pid. With pidfd_open, the process's start time must be the same before
-// and after the call, and the socket still open: then the pid was not reused.
+// process: from SO_PEERPIDFD if the kernel has it (Linux 6.5), else from
+// pidfd_open of the pid. Around that call, the process's start time must not
+// change, and the socket must stay open: then the pid was not reused.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -38,9 +38,9 @@ struct Identity {
 absl::StatusOr<Identity> IdentifyPeer(int socket, const PeerRules& rules,
                                       bool use_peerpidfd = true);
 
-// Returns how the process ended, if the kernel reports it (in a zombie's stat,
-// or with PIDFD_GET_INFO after it was reaped, 6.15); else kUnknown. Call after
-// the pidfd became readable.
+// Returns how the process ended, if the kernel reports it: in a zombie's stat,
+// or, once it was reaped, with PIDFD_GET_INFO (Linux 6.15); else kUnknown. Call
+// after the pidfd became readable.
 Exit ReadExit(int pidfd, const Peer& peer);
 
 // Returns the cgroup that identifies a principal, from the text of

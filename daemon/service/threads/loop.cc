@@ -136,7 +136,7 @@ void Loop::TakePlace(absl::Time now) {
   const bool urgent = urgency_->IsUrgent(now, CpuTimeOfThisThread());
   if (urgent == first_) return;
   first_ = GoBeforeOthers(urgent) && urgent;
-  // If it is not allowed now, it is not later either.
+  // A kernel that refuses the priority now refuses it later too.
   if (urgent && !first_) urgency_.reset();
 }
 

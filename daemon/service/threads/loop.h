@@ -57,7 +57,7 @@ class Loop {
   // background work and returns whether there is more.
   void SetWork(std::function<bool()> some) { work_ = std::move(some); }
 
-  // Announces a Post within a fraction of a millisecond. The loop then polls
+  // Tells the loop that a Post follows in a fraction of a ms. The loop polls
   // for kAwake before it sleeps, because waking up takes about as long. A loop
   // with real-time priority does not poll: it wakes up at once, and the posting
   // thread may need its core.
