@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 // A link limits one direction if it carries less than this part of what the
-// links below carry in that direction. It limits both directions together if,
-// while both are busy, it carries less than this part of its two directions
-// measured alone, and of what the links below carry while both are busy.
+// links below carry in that direction. It limits the sum of both directions if
+// that sum, with both busy, is less than this part of the sum of its speeds
+// measured one direction at a time, and of what the links below then carry.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {
