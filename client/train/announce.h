@@ -38,7 +38,7 @@ struct BannerFacts {
 std::string Count(double number);
 std::vector<std::string> Banner(const BannerFacts& facts);
 
-// Returns the seconds of a step's segments (one sequence).
+// Returns the seconds of a step's segments for one sequence.
 double ComputeSeconds(const plan::RankProfile& profile);
 // Returns the seconds of a step's slower copy direction; speed 0: unlimited.
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,
