@@ -80,7 +80,7 @@ class CondVar {
   void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
-  // Returns the time `timeout` from now, or far in the future if it is
+  // Returns now + `timeout`, or a time far in the future if `timeout` is
   // infinite.
   static std::chrono::steady_clock::time_point Deadline(
       absl::Duration timeout) {
