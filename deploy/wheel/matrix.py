@@ -47,8 +47,8 @@ def main() -> int:
 
 
 def _interpreter(python: str) -> str | None:
-    """Returns a Python that runs. A shim of pyenv may exist without its
-    Python."""
+    """Returns a Python that runs. A shim of pyenv may exist although its Python
+    does not."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [shutil.which(f"python{python}"),
                   *sorted(versions.expanduser().glob(

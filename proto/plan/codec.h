@@ -41,7 +41,7 @@ absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
 // Returns a stable 128-bit hash of the encoded profiles, in hex. Keys of the
 // plan cache contain it. The hash is not cryptographic, so a process that
-// adopts a cached plan must validate that plan against its profile (validate.h).
+// adopts a cached plan must validate that plan with its profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

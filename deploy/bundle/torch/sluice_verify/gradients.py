@@ -75,7 +75,7 @@ CASES = (
       for hidden in ("device", "host")),
     Case(window, 107, 32),
     Case(window, 107, 32, "host"),
-    Case(window, 107, 32, dtype=torch.bfloat16),  # flash masks these itself
+    Case(window, 107, 32, dtype=torch.bfloat16),  # flash masks windows itself
     Case(documents, 107, 32),
     Case(documents, 107, 32, "host", torch.bfloat16),
     Case(causal, 769, 256, sizes=WIDE),  # the last chunk has one row
