@@ -60,7 +60,7 @@ struct CopyRequest {
 };
 
 // One finished request. Times are seconds on the monotonic clock. `started_s`
-// and `finished_s` are too late by what a waiting thread takes to wake up.
+// and `finished_s` are late by the time that a waiting thread takes to wake up.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;

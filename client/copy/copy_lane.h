@@ -72,7 +72,7 @@ class CopyTimeline {
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Waits for both streams and aligns the host's clock with their clocks, which
-  // drift. Call it at the start and where the host waits for them anyway.
+  // drift. Call it at the start and where the host waits for both streams.
   absl::Status Align();
   // Call `Begin` and `End` around enqueuing a request's copies. `Begin` drops a
   // span that has begun and not ended.

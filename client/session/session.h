@@ -59,7 +59,7 @@ struct SessionEvent {
     kEvicted,
     kShuttingDown,
     kDisconnected,  // the daemon is gone; running steps continue
-    kPlanChanged,   // ChangedPlan() returns it
+    kPlanChanged,   // ChangedPlan() returns the new plan
   };
   Kind kind;
   std::string detail;

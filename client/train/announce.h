@@ -29,7 +29,7 @@ struct BannerFacts {
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
   std::optional<Bytes> transient;  // the planned peak; unset: unknown yet
-  Bytes host, host_limit;          // both 0: the method needs none
+  Bytes host, host_limit;          // both 0: the method needs no host memory
   // Times of a calibrated step; 0 if they are not known before the first step.
   double compute_s = 0, copy_s = 0;
 };

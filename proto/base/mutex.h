@@ -33,8 +33,8 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Holds `mutex` for a scope. Unlock releases it early, Lock takes it again; the
-// analysis follows both.
+// Holds `mutex` for a scope. `Unlock` releases it early, `Lock` takes it again;
+// the analysis follows both.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex)

@@ -16,7 +16,7 @@
 namespace sluice::plan {
 namespace {
 
-// Larger traces are not compared pair by pair: 70,000 would take seconds.
+// Larger traces are not compared in pairs: 70,000 buffers would take seconds.
 constexpr size_t kMostInPairs = 2000;
 
 constexpr double kTolerance = 1e-6;  // relative, of measured rates

@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 // A link limits one direction if it carries less than this part of what the
-// links below carry in that direction. It limits the sum of both directions if
-// that sum, with both busy, is less than this part of the sum of its speeds
-// measured one direction at a time, and of what the links below then carry.
+// links below carry in that direction. Let S be the sum of a link's two speeds
+// while both directions are busy. The link limits S if S is less than this part
+// of its two speeds measured alone, and of the sum of S of the links below.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {

@@ -111,7 +111,7 @@ at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
 }
 
 // Cuts the tensor into pieces, in the order of the file. A piece is one or more
-// views into `flat`, whose rows the file has side by side.
+// views into `flat`; the file has the rows of these views side by side.
 std::vector<std::vector<at::Tensor>> PiecesOf(const HfTensor& tensor,
                                               const at::Tensor& flat) {
   std::vector<std::vector<at::Tensor>> pieces;

@@ -5,9 +5,9 @@
 // others have 2 s to end by themselves; then they get SIGTERM, then SIGKILL.
 // All are gone 4 s after the first failure. SIGINT, SIGTERM and SIGHUP are
 // forwarded once, so that the ranks save and end; a second signal kills them
-// (except SIGHUP, of which a closing terminal may send several). A rank whose
-// progress page (watch/rank_page.h) shows that it is late is named, and after
-// --end-after the run ends.
+// (except SIGHUP, of which a closing terminal may send several). If a progress
+// page (watch/rank_page.h) shows that its rank is late, the rank is named, and
+// after --end-after the run ends.
 // Thread safety: one thread, which must be the process's first.
 #pragma once
 

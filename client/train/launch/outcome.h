@@ -35,9 +35,9 @@ template <typename... Args>
 absl::Status BadInput(fmt::format_string<Args...> text, Args&&... args) {
   return BadInput(fmt::format(text, std::forward<Args>(args)...));
 }
-// Appends to the message what to do about a shortage, unless the message says
-// so. `method` is set for a training run: a shorter sequence is advised only if
-// the memory that ran out grows with the sequence.
+// Appends to the message what to do about a shortage, unless IsAdvised(status).
+// `method` is set for a training run: a shorter sequence is advised only if the
+// memory that ran out grows with the sequence.
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method = std::nullopt);
 // Turns Unavailable (no daemon) into NotFound, which the user can fix. Leaves a

@@ -94,7 +94,7 @@ class PeerLine {
 // (PeerLine), while the main thread computes, or hangs in a collective. NCCL's
 // collectives do not fail by themselves, so the watch calls `on_peer_died` at
 // once, to abort them. If the main thread has not ended the run after kGrace,
-// the watch calls `on_timeout`, which reports and leaves the process.
+// the watch calls `on_timeout`, which reports and ends the process.
 //
 // On an eviction the watch calls `on_evicted` at once, and the run has
 // kEvictedGrace to end its step and save. A lost daemon slows no step: the

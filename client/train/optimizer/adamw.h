@@ -11,8 +11,8 @@
 // (PartIsDone). With the states in HBM, a part's new weights are gathered while
 // forward computes with the part before it (AwaitPart). With the states in host
 // memory (HostStates), Update only begins to fetch them: a part is updated, and
-// its gradients are zeroed, just before the next forward reads the part. Both
-// places give the same bits, because the kernel runs on the same pieces.
+// its gradients are zeroed, before the next forward reads the part. Both places
+// give the same bits, because the kernel runs on the same pieces.
 //
 // Gradients arrive divided by the global number of labels, so they are summed
 // over ranks and not averaged.
@@ -84,7 +84,7 @@ class FlatModel {
 // updated, one unit (planner/stream/states.h) after the other, round and round.
 //
 // A slot of the ring is arriving, in use (between Take and GiveBack), or
-// leaving. A copy in waits for the last copy out of its slot and of its unit.
+// leaving. A copy into a slot waits until slot and unit have been copied out.
 // All slots but the one in use arrive ahead of compute, so the first units of
 // the next update arrive while backward computes.
 // Errors: the copy engine's. Thread safety: the compute thread only.

@@ -67,7 +67,7 @@ void StepTracker::Began(std::string_view kind) {
   const auto has = [base](const char* part) {
     return base.find(part) != std::string_view::npos;
   };
-  // These segments do not run once per chunk, so they leave place_ unchanged.
+  // Unlike all others, these two kinds do not run once per chunk: place_ stays.
   if (has("offdiagonal") || has("recompute")) return;
   auto begun = begun_.find(base);
   if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;

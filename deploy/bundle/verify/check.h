@@ -130,7 +130,7 @@ bool AwaitTrue(absl::Time until, absl::FunctionRef<bool()> done);
 Result RunInProcess(const Check& check, const Surroundings& here,
                     bool (*stopped)());
 
-// ---- Modes in which this program starts itself; int: the exit status ----
+// ---- Modes in which this program starts itself; each returns its status ----
 
 // Runs a check in the child process, and writes its result where RunInProcess
 // reads it. If the parent process ends first, kills this process and all its

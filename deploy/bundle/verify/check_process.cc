@@ -46,7 +46,7 @@ pid_t ParentOf(pid_t pid) {
 // The reading end of a pipe; the pipe closes when the parent ends.
 constexpr int kWatched = 3;
 constexpr int kSliceMs = 100;
-// How often deletion is tried of a folder in which files still appear.
+// The number of tries to delete a folder in which files still appear.
 constexpr int kRemovalRounds = 20;
 
 std::string PathOf(const std::string& work, const char* check,

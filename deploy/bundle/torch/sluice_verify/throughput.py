@@ -2,7 +2,7 @@
 step are, and which kernel makes a step fastest (`fastest`, per dtype, with the
 argument that selects it). Figures are reported and not judged. The check fails
 if a kernel in NEEDED does not run in its dtype, or if any kernel's numbers
-differ from the CPU's. For other kernels it reports why they do not run.
+differ from the CPU's. It reports why the other kernels do not run.
 
 FLOP/s of kernels count causal attention as half of the square, and its backward
 as 2.5 forwards, because a kernel recomputes scores. MFU is defined as in MEMO's
