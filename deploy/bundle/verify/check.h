@@ -59,7 +59,7 @@ const char* Name(Status status);
 nlohmann::json ToJson(const Result& result);
 // Reads the result that a process wrote to `path`. Returns a failure if the
 // file has no result, or if `bad_end` is not empty. `bad_end` says how the
-// process ended badly, and is appended to the reason in the file.
+// process ended badly; the returned reason is the file's and then `bad_end`.
 Result ReadResult(const std::string& path, const std::string& bad_end);
 
 // Returns the last line of a program's output that is not empty, which usually
