@@ -135,9 +135,9 @@ typedef enum sluice_event_kind {
 typedef void (*sluice_event_handler)(void* context, int kind,
                                      const char* detail);
 
-/* Sets the handler of events, or none (NULL). It runs on the session's thread,
- * where it must not call any function of this library. When this function
- * returns, the previous handler is no longer running. */
+/* Sets the handler of events, or none (NULL). The handler runs on the session's
+ * thread and must not call any function of this library. When
+ * sluice_session_on_event returns, the previous handler no longer runs. */
 SLUICE_API int sluice_session_on_event(sluice_session* session,
                                        sluice_event_handler handler,
                                        void* context);
@@ -276,14 +276,14 @@ SLUICE_API int sluice_engine_use_stream(sluice_engine* engine, void* stream);
 SLUICE_API int sluice_engine_know_slack(sluice_engine* engine, int direction,
                                         double seconds);
 
-/* Returns a ticket that is reached when all compute so far is done. Put it into
- * `after` of the copy that moves the results. */
+/* Returns a ticket that is reached when all compute so far is done. Name it in
+ * the `after` of the copy that moves the results. */
 SLUICE_API int sluice_engine_mark_compute(sluice_engine* engine,
                                           sluice_ticket* out);
 
-/* Makes compute from now on run after the ticket is reached: on a simulated GPU
- * this call waits, on a real one it enqueues the wait. Returns the engine's
- * first failure of a copy. */
+/* Compute from now on runs after the ticket is reached: on a simulated GPU this
+ * call waits, on a real GPU it enqueues the wait. Returns the error of the
+ * engine's first failed copy. */
 SLUICE_API int sluice_engine_wait(sluice_engine* engine, sluice_ticket ticket);
 
 /* Since 2. Sets `*reached` to 1 if the ticket is reached, else to 0. The memory

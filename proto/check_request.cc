@@ -37,8 +37,8 @@ absl::Status CheckName(std::string_view what, const std::string& name,
   return absl::OkStatus();
 }
 
-// Keeps the error of the first field that is out of range. Range and Seconds
-// format no later errors, because a packet may have thousands of fields.
+// Keeps the error of the first field that is out of range. `Range` and
+// `Seconds` format no other, because a packet may have thousands of fields.
 class Checks {
  public:
   void Add(const absl::Status& status) { status_.Update(status); }

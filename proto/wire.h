@@ -1,7 +1,7 @@
 // Sends and receives packets with file descriptors over SOCK_SEQPACKET.
 //
-// This is the trust boundary. Everything read is checked here, once, so code
-// above this file sees only packets with all fields in range.
+// This is the trust boundary. All input is checked here, once, so code above
+// this file sees only packets with all fields in range.
 //
 // Thread safety: one thread may send while another receives; two senders need a
 // lock.
@@ -84,8 +84,8 @@ absl::Status CheckJob(const std::string& name);
 void ToWire(const ::sluice::StepReport& report, StepReport* out);
 ::sluice::StepReport FromWire(const StepReport& report);
 
-// Listen makes a blocking socket at `path`, and Connect connects to it. Listen
-// replaces a stale socket. AlreadyExists: a live daemon serves `path`.
+// `Listen` makes a blocking socket at `path`, and `Connect` connects to it. A
+// stale socket is replaced. AlreadyExists: a live daemon serves `path`.
 absl::StatusOr<UniqueFd> Listen(const std::string& path, int mode);
 absl::StatusOr<UniqueFd> Connect(const std::string& path);
 

@@ -4,7 +4,7 @@
 //
 // Issuing a request makes the copy stream wait for the events of the `after`
 // tickets, takes a grant, enqueues the copies and records the ticket's event.
-// Enqueue issues a request that need not wait. All other requests go to their
+// `Enqueue` issues a request that need not wait. All other requests go to their
 // direction's issuing thread, which issues them in order.
 //
 // Waits take tickets and not bare events, because CUDA treats an event that was
@@ -59,8 +59,8 @@ struct CopyRequest {
   const char* label = "";  // name in the timeline; static storage
 };
 
-// One finished request. Times are seconds on the monotonic clock. The start and
-// the end are late by the time in which a waiting host thread wakes up.
+// One finished request. Times are seconds on the monotonic clock. `started_s`
+// and `finished_s` are late by the time that a waiting thread takes to wake up.
 struct CopyRecord {
   const char* label;
   device::CopyDirection direction;
@@ -77,7 +77,7 @@ struct CopySlack {
 
 struct CopyStats {
   Bytes h2d, d2h;
-  absl::Duration grant_wait;  // time issuing threads waited for grants
+  absl::Duration grant_wait;  // time that issuing threads waited for grants
   // How long compute waited for tickets. If compute runs on a stream, a wait
   // counts once the stream has passed it.
   absl::Duration stall;
@@ -109,7 +109,7 @@ class CopyEngine {
   // Returns a ticket that is reached when all compute enqueued so far is done.
   virtual Ticket MarkCompute() = 0;
   virtual Ticket Enqueue(CopyRequest request) = 0;
-  // Makes compute that is enqueued from now on run after the ticket is reached.
+  // Compute that is enqueued from now on runs after the ticket is reached.
   // Blocks the caller until the ticket's event is recorded, on sim until the
   // ticket is reached.
   virtual absl::Status Wait(const Ticket& ticket) = 0;

@@ -229,7 +229,7 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       granted -= size;
       left -= size;
       copied_ += size.count();
-      // Marks the end of a slice. The ticket marks the last slice's end.
+      // Marks each slice's end but the last, which the request's ticket marks.
       if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
         SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
         SLUICE_RETURN_IF_ERROR(Record(*end));

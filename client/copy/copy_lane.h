@@ -1,9 +1,9 @@
 // One direction of the copy engine: its stream, a queue, and the thread that
 // issues queued requests. Internal to the copy engine.
 //
-// Push issues most requests itself, because waking a thread costs more. A
-// request is queued only if other requests are, if it takes several grants, or
-// if it waits for a ticket that is not recorded yet or for a grant.
+// `Push` issues most requests itself, because waking the thread costs more than
+// that. A request is queued only if the queue is not empty, if it takes several
+// grants, or if it waits for a ticket that is not recorded yet or for a grant.
 //
 // [Note: owed grants] A host that runs ahead may enqueue a whole step behind
 // one kernel. If all those copies took their grants at once, copies that cannot
@@ -12,9 +12,9 @@
 // limit has room for it and for all such copies before it, but takes its grant
 // only when it can start.
 //
-// Threads: Push runs on the compute thread. The lane's state belongs to the
-// lane's thread while the queue is not empty, and to the thread that calls Push
-// while the queue is empty.
+// Threads: the compute thread calls `Push`. The lane's state belongs to the
+// lane's thread while the queue is not empty, and to the compute thread while
+// the queue is empty.
 #pragma once
 
 #include <array>
@@ -64,25 +64,25 @@ class Fault {
 // take no time, or as long as a nap. No method except Align waits.
 //
 // Errors: the driver's. After an error in reading times, no more times are
-// reported. Thread safety: Begin and End of a direction are called by the
-// thread that issues its copies; other methods by any thread.
+// reported. Thread safety: only the thread that issues a direction's copies
+// calls Begin and End for that direction; any thread calls other methods.
 class CopyTimeline {
  public:
   // `streams[0]` copies to the GPU, `streams[1]` to the host.
   CopyTimeline(device::Driver* driver, std::array<device::Stream, 2> streams);
 
   // Waits for both streams and aligns the host's clock with their clocks, which
-  // drift. Call it at the start and where the host waits for both anyway.
+  // drift. Call it at the start and where the host waits for both streams.
   absl::Status Align();
-  // Call Begin and End around enqueuing a request's copies. Begin drops a span
-  // that has begun and not ended.
+  // Call `Begin` and `End` around enqueuing a request's copies. `Begin` drops a
+  // span that has begun and not ended.
   absl::Status Begin(device::CopyDirection direction) {
     Lane& lane = LaneOf(direction);
     return lane.timer.Begin(lane.stream);
   }
   // `record` states the label, direction, size and issue time.
   absl::Status End(const CopyRecord& record);
-  // Returns the copies that ended since the last call; those of one direction
+  // Returns the copies that ended since the last call; copies of one direction
   // are in order.
   std::vector<CopyRecord> Take() {
     const MutexLock lock(mutex_);

@@ -23,9 +23,9 @@ class GrantGate {
   GrantGate(const GrantLimits* limits, int slot, GrantUse* use,
             const Clock* clock);
 
-  // Takes `size` bytes of kH2d or kD2h, and waits until the limit has room or
-  // `*cancel` is set. Returns the time waited. While the daemon is silent, the
-  // last granted rate paces copies, and after kGrantPacedFor nothing does.
+  // Takes `size` bytes of the direction's limit, and waits until the limit has
+  // room or `*cancel` is set. Returns the time waited. While the daemon is
+  // silent, the last granted rate paces copies, but only for kGrantPacedFor.
   absl::Duration Acquire(int direction, Bytes size,
                          const std::atomic<bool>* cancel = nullptr) {
     const auto bytes = static_cast<uint64_t>(size.count());

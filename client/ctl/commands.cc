@@ -45,8 +45,8 @@ absl::StatusOr<std::string> SnapshotJson(const Flags& flags) {
   return std::move(status.json);
 }
 
-// Prints a note if --admin would show this user more. The daemon's own user
-// sees everything without it, unless that user is root.
+// Prints a note if --admin would show this user more. The daemon's own user,
+// unless it is root, sees everything without --admin.
 void NoteWhatIsHidden(const Flags& flags) {
   const char* const admin = flags.admin_socket.c_str();
   struct stat info;
@@ -117,7 +117,7 @@ std::string OptionalLimitText(const std::optional<Bytes>& limit) {
   return !limit || *limit == Bytes(0) ? "unlimited" : FormatBytes(*limit);
 }
 
-// Lists processes without a session that still hold memory. Waits at most a
+// Lists processes that still hold memory but have no session. Waits at most a
 // second for memory of ended processes to return.
 std::string StillHeld(const Flags& flags) {
   for (int i = 0; i < 10; ++i) {

@@ -38,7 +38,7 @@ absl::Status FromDaemon(const absl::Status& fault,
                         const std::string& shortage) {
   const absl::Status marked =
       Mark(fault, ShortageNamed(shortage).value_or(Shortage::kNone));
-  // A resource that ran out and is not memory is one of the daemon's process.
+  // Memory belongs to the node, every other resource to the daemon's process.
   const bool of_process =
       ShortageOf(marked) != Shortage::kNone && !IsOutOfMemory(marked);
   return of_process ? Annotate(marked, "in sluiced") : marked;
@@ -120,8 +120,8 @@ absl::Status Connection::SendPacket(const wire::Packet& packet,
   }
 }
 
-// Polls for 500 us. Most answers arrive sooner, and sleeping and waking would
-// take a good part of that time.
+// Polls for at most 500 us. Most answers arrive sooner, so that sleeping and
+// waking would take a good part of the time until the answer.
 void Connection::AwaitBriefly(uint64_t id) {
   const auto give_up =
       std::chrono::steady_clock::now() + std::chrono::microseconds(500);

@@ -67,8 +67,8 @@ class PendingCalls {
     return call != nullptr ? call->progressed_at : absl::InfinitePast();
   }
 
-  // Adds a packet of an answer to its request. Returns a lease that is now
-  // granted to an abandoned request, so that the caller gives it back.
+  // Adds a packet of an answer to its request. If the packet completes a grant
+  // for an abandoned request, returns the lease's id: the caller must free it.
   std::optional<uint64_t> Answer(wire::Message message);
   bool complete(uint64_t id) const {
     const Call* call = FindOrNull(calls_, id);
@@ -145,9 +145,9 @@ class Connection {
   ~Connection() { Close(); }
 
   // Sends a request and returns all parts of its reply. The daemon's Error
-  // becomes a Status, also one that refuses the session as a whole.
-  // DeadlineExceeded: `timeout` passed, for sending and the answer; it starts
-  // again whenever the daemon reports that it is making the lease's memory.
+  // becomes a Status, also an Error that refuses the whole session.
+  // DeadlineExceeded: sending and the answer took more than `timeout`, which
+  // starts again whenever the daemon reports that it makes the lease's memory.
   absl::StatusOr<std::vector<wire::Message>> Call(
       const wire::Request& request, std::vector<UniqueFd> fds = {},
       absl::Duration timeout = kCallTimeout);

@@ -22,7 +22,7 @@ struct Extent {
 // Unmaps on destruction. Thread safety: one owner.
 class Mapping {
  public:
-  // Maps every extent for `device` (and the CPU, where it can) to read and
+  // Maps every extent for `device` (and, if possible, the CPU) to read and
   // write. A forked child does not inherit the range. After an error nothing is
   // mapped. `driver` outlives the mapping. REQUIRES: at least one extent, and
   // all of one kind.

@@ -62,9 +62,9 @@ absl::StatusOr<std::shared_ptr<void>> MapPage(const UniqueFd& fd, size_t size,
   return std::shared_ptr<void>(page, [size](void* p) { munmap(p, size); });
 }
 
-// Delivers events to the session's handler, and keeps those that arrive while
-// there is none. The handler is called under the lock, so Set waits until a
-// running handler has returned. Thread safety: safe.
+// Delivers events to the session's handler, and keeps events that arrive while
+// no handler is set. The handler is called under the lock, so `Set` waits until
+// a running handler has returned. Thread safety: safe.
 class EventRelay {
  public:
   void Set(Session::EventHandler handler) {
@@ -282,7 +282,7 @@ class SessionImpl final : public Session {
 
   const SessionOptions options_;
   const MonotonicClock clock_;
-  Welcome welcome_;  // Start fills it; later only the GPU's limits change
+  Welcome welcome_;  // filled by Start; later only the GPU's limits change
   std::shared_ptr<device::Driver> driver_;
   std::shared_ptr<void> limit_page_, use_page_;  // mapped while the gate lives
   std::unique_ptr<GrantGate> gate_;
@@ -526,7 +526,7 @@ void SessionImpl::OnWireEvent(wire::Message message) {
   }
 }
 
-// Offers the plan to the rank, or answers "not taken" in its place.
+// Offers the plan to the rank, or answers "not taken" for the rank.
 void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   if (shared_gate_ == nullptr) return;  // Start has not returned: no plan yet
   auto plan = ReadPlan(message.fds[0]);
@@ -541,7 +541,7 @@ void SessionImpl::OnChanged(PlanId id, const wire::Message& message) {
   relay_.Deliver({Kind::kPlanChanged, fmt::format("plan {}", id.value())});
 }
 
-// Finds the daemon's GPU by UUID or, if that is empty, by number. Sets both.
+// Finds the daemon's GPU by `gpu_uuid` or, if empty, by `gpu`, and sets both.
 absl::Status FindGpu(SessionOptions& options) {
   SLUICE_ASSIGN_OR_RETURN(const auto gpus, ListGpus(options.socket));
   const std::string uuid = options.gpu_uuid;

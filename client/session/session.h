@@ -59,7 +59,7 @@ struct SessionEvent {
     kEvicted,
     kShuttingDown,
     kDisconnected,  // the daemon is gone; running steps continue
-    kPlanChanged,   // ChangedPlan() returns it
+    kPlanChanged,   // ChangedPlan() returns the new plan
   };
   Kind kind;
   std::string detail;
@@ -157,9 +157,9 @@ struct NodeStatus {
   std::optional<plan::NodePlan> plan;  // set if a plan was asked for
 };
 // Asks the daemon (empty: DefaultSocket()) as an observer, also for the plan
-// `plan_id` unless it is empty. The daemon's own user sees everything, another
-// user only what it owns. Errors are those of Session::Open; NotFound also if
-// the plan does not exist or belongs to another user. Thread safety: safe.
+// `plan_id` unless it is empty. The daemon's own user sees everything unless it
+// is root; another user sees what it owns. Errors: those of Session::Open, and
+// NotFound: no such plan, or another user's. Thread safety: safe.
 absl::StatusOr<NodeStatus> QueryNode(const std::string& socket,
                                      const std::string& plan_id = "");
 

@@ -12,7 +12,7 @@
 namespace sluice::client {
 
 struct Welcome {
-  bool kept = false;  // if true, the socket stays open when the daemon dies
+  bool kept = false;  // whether the socket stays open when the daemon dies
   NodeLimits limits;
   uint64_t numa_nodes = 0;  // number of NUMA nodes with host memory
   Bytes borrowable;  // free host memory of NUMA nodes other than the GPU's

@@ -29,7 +29,7 @@ struct BannerFacts {
   Bytes leased, gpu_total;
   Bytes used;  // before the first step, with rings and kept rows
   std::optional<Bytes> transient;  // the planned peak; unset: unknown yet
-  Bytes host, host_limit;          // both 0: the method needs none
+  Bytes host, host_limit;          // both 0: the method needs no host memory
   // Times of a calibrated step; 0 if they are not known before the first step.
   double compute_s = 0, copy_s = 0;
 };
@@ -38,7 +38,7 @@ struct BannerFacts {
 std::string Count(double number);
 std::vector<std::string> Banner(const BannerFacts& facts);
 
-// Returns the seconds of a step's segments (one sequence).
+// Returns the seconds of a step's segments for one sequence.
 double ComputeSeconds(const plan::RankProfile& profile);
 // Returns the seconds of a step's slower copy direction; speed 0: unlimited.
 double CopySeconds(const plan::RankProfile& profile, const plan::RankPlan& plan,

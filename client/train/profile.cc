@@ -29,7 +29,7 @@
 namespace sluice::train {
 namespace {
 
-// The head dimensions over which attention is measured: a usual one, and a
+// The head dimensions with which attention is measured: a usual one, and a
 // narrow one, which is slower on a GPU (planner/train/hardware.h).
 constexpr int64_t kHeadDim = 128, kNarrowDim = 64;
 
@@ -41,8 +41,8 @@ struct Run {
   double work = 0, seconds = 0;
   double rate() const { return work / seconds; }
 };
-// A shorter run is measured again at twice the size, if there is room: on a
-// fast device the start of a kernel would dominate.
+// A shorter run is measured again at twice the size, if there is room, because
+// the start of the kernel takes too large a part of it.
 constexpr double kEnough = 2e-3;  // seconds
 
 // The measured device: the CPU in fp32, or a GPU in bf16.
@@ -66,7 +66,7 @@ class Machine {
   }
   at::ScalarType type() const { return real() ? at::kBFloat16 : at::kFloat; }
   std::string attention() const { return memory_.KernelName(type(), kHeadDim); }
-  // Kernels may need half of the memory besides their operands.
+  // Leaves half of the memory for what kernels need besides their operands.
   bool HasRoom(Bytes bytes) const { return bytes <= memory_.size() / 2; }
 
   int64_t element_bytes() const {
@@ -313,8 +313,8 @@ absl::StatusOr<Run> Exchange(Machine& machine,
 }
 
 // Measures at the first size that takes every rank long enough, or at the last
-// that fits on all ranks. Returns the bytes of each rank, which are equal,
-// because all ranks take part in an all-to-all.
+// size that fits on all ranks. Returns the bytes of a rank, which are equal on
+// all ranks, because all take part in an all-to-all.
 absl::StatusOr<Bytes> MeasureExchange(Machine& machine,
                                       runtime::Collectives& collectives,
                                       Figures& m) {

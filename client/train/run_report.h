@@ -56,7 +56,7 @@ struct RunReport {
   double alpha = 0;  // of this rank
   std::vector<plan::ClassPlan> fractions;
   std::optional<stream::Settings> settings;  // unset for a baseline
-  std::optional<stream::StepPrice> price;    // of one sequence; unset likewise
+  std::optional<stream::StepPrice> price;    // of one sequence; unset as above
   std::string settings_why;  // reason for `settings`; empty: the user gave them
   stream::StatePlace states = stream::StatePlace::kHbm;  // optimizer states
   std::string states_why;  // reason for kHost, if the run chose it

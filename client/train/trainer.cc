@@ -70,7 +70,7 @@ class Trainer {
     SLUICE_ASSIGN_OR_RETURN(
         corpus_,
         Corpus::Open({o.data, o.data_suffix, o.token_bytes, o.model.vocab}));
-    // Checked before anything is measured or planned for the length.
+    // Checked before anything is measured or planned for --seq-len.
     SLUICE_RETURN_IF_ERROR(CheckLength(*corpus_, o.seq_len));
     state_.identity.data_tokens = corpus_->tokens();
     SLUICE_ASSIGN_OR_RETURN(state_.identity.data, corpus_->Fingerprint());

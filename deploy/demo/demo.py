@@ -257,7 +257,7 @@ def show(screen, facts):
 
 
 class OneLine(argparse.ArgumentParser):
-    """Parser that prints errors as one line, like the programs."""
+    """Parser that prints errors as one line, as Sluice's programs do."""
 
     def error(self, message):
         self.exit(2, f"error: {self.prog}: {message} (see {self.prog} "

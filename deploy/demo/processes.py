@@ -16,8 +16,8 @@ def _end_with_parent():
 
 
 class Processes:
-    """Starts processes, each in its own group, and stops exactly those; kills
-    what still runs after GRACE_S."""
+    """Starts processes, each in its own group, and stops these only; kills what
+    still runs after GRACE_S."""
 
     GRACE_S = 8
 
@@ -50,7 +50,7 @@ class Processes:
     @staticmethod
     def _signal(process, number):
         # Signals the group even if its first process has ended: ranks outlive a
-        # killed launcher, and keep the group's id from reuse.
+        # killed launcher, and while they live the group's id is not reused.
         try:
             os.killpg(process.pid, number)
         except (ProcessLookupError, PermissionError):

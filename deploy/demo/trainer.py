@@ -7,7 +7,7 @@ import threading
 
 
 class RunFailed(Exception):
-    """Raised if sluice-train fails for another reason than memory."""
+    """Raised if sluice-train fails, but not for lack of memory."""
 
 
 def flags_of(settings):

@@ -41,7 +41,7 @@ def sees_mutex(path, known):
     if path == MUTEX:
         return True
     if path not in known:
-        known[path] = False  # guards against include cycles while it is read
+        known[path] = False  # so that a cycle of includes ends here
         full = os.path.join(ROOT, path)
         known[path] = os.path.exists(full) and any(
             sees_mutex(header, known) for header in INCLUDE.findall(read(full)))
@@ -108,7 +108,7 @@ def newest_header():
 
 def analysed(build, since):
     """Returns the sources that `build` has already compiled with this analysis
-    since their last change and `since`."""
+    after their last change and after the time `since`."""
     done = set()
     for entry in entries(build):
         words = shlex.split(entry["command"])

@@ -101,7 +101,7 @@ def lines_of(panel, prometheus):
 
 
 def stacked(lines):
-    """Returns each line stacked on those before it."""
+    """Returns each line stacked on the lines before it."""
     total, found = {}, []
     for name, points in lines:
         for at, value in points:

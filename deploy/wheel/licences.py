@@ -66,7 +66,7 @@ def _title(name: str) -> str:
 
 
 def _files(build: pathlib.Path) -> set[str]:
-    """Returns the archives and headers in the programs, without the tree's."""
+    """Returns the archives and headers in the programs that are not ours."""
     found = set()
     for path in build.glob("*.map"):
         found |= set(_MEMBER.findall(path.read_text("utf-8", "replace")))

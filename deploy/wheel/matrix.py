@@ -5,8 +5,8 @@
 For each combination, makes an empty environment, installs that torch and the
 wheel with its dependencies by pip, runs the commands of the READMEs, and
 removes the environment. Combinations run one after another, because an
-environment with torch is 5 GB. The exit status is 1 if one fails, or if this
-machine does not have its Python.
+environment with torch is 5 GB. The exit status is 1 if a combination fails, or
+if this machine lacks its Python.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def main() -> int:
 
 
 def _interpreter(python: str) -> str | None:
-    """Returns a Python that runs. A shim of pyenv may exist without its
-    Python."""
+    """Returns a Python that runs. A shim of pyenv may exist although its Python
+    does not."""
     versions = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv"))
     candidates = [shutil.which(f"python{python}"),
                   *sorted(versions.expanduser().glob(

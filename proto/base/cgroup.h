@@ -1,4 +1,4 @@
-// Reads the machine's memory and the limits that cgroups set to a process.
+// Reads the machine's memory and the limits that cgroups set for a process.
 // `root` is the folder that contains /proc and /sys.
 #pragma once
 
@@ -17,8 +17,8 @@ struct MachineMemory {
   static MachineMemory Read(const std::string& root = "");
 };
 
-// Returns how much of `memory` may be pinned: the smaller of 0.9 of it and all
-// but 64 GiB, but at least half.
+// Returns how much of `memory` may be pinned: the smaller of 0.9 `memory` and
+// `memory` - 64 GiB, but at least half of `memory`.
 Bytes Pinnable(Bytes memory);
 
 struct MemoryLimit {
@@ -26,9 +26,9 @@ struct MemoryLimit {
   std::string file;  // the file that states the limit
 };
 
-// Returns the smallest current limit of a process ("self", "123"), among its
-// group and all groups above, in cgroup v1 and v2. Returns nullopt if there is
-// no limit or it cannot be read.
+// Returns the smallest limit that the cgroup (v1 or v2) of a process ("self",
+// "123"), or any cgroup above it, has now. Returns nullopt if there is no limit
+// or the limits cannot be read.
 std::optional<MemoryLimit> CgroupMemoryLimit(
     const std::string& process = "self", const std::string& root = "");
 

@@ -4,8 +4,8 @@
 
 namespace sluice {
 
-// Monotonic time, thread-safe. Only the wiring in `main` makes a real clock, so
-// tests never sleep (tests/support/fake_clock.h).
+// Monotonic time, thread-safe. Code that is given a Clock can be tested without
+// sleeping (tests/support/fake_clock.h).
 class Clock {
  public:
   virtual ~Clock() = default;

@@ -2,16 +2,16 @@
 // contract between daemon and client.
 //
 // The daemon writes `GrantLimits`, one page per node, which clients map
-// read-only: per session the cumulative bytes that each direction may have
-// started since the session began, and the daemon's heartbeat. Each rank writes
-// `GrantUse`: the cumulative bytes that it has started, and the time by which
+// read-only: the daemon's heartbeat and, per session and direction, how many
+// bytes of copies may have been started since the session began. Each rank
+// writes `GrantUse`: the bytes that it has started, and the time by which
 // compute needs the first waiting copy. The daemon never trusts GrantUse.
 //
 // A copy of n bytes in direction d may start when use[d] + n <= limit[d]; the
 // fast path is one fetch_add on `use`. When the heartbeat is older than
 // kGrantStaleAfter, the rank keeps its last granted rate for kGrantPacedFor,
-// because the daemon may only be late. After that it copies ungated, so that no
-// step waits for a dead daemon.
+// because the daemon may only be late. After that the rank copies ungated, so
+// that no step waits for a dead daemon.
 #pragma once
 
 #include <atomic>

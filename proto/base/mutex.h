@@ -33,8 +33,8 @@ class ABSL_LOCKABLE Mutex {
   std::mutex mutex_;
 };
 
-// Holds `mutex` for a scope. Unlock releases it early, Lock takes it again; the
-// analysis follows both.
+// Holds `mutex` for a scope. `Unlock` releases it early, `Lock` takes it again;
+// the analysis follows both.
 class ABSL_SCOPED_LOCKABLE MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) ABSL_EXCLUSIVE_LOCK_FUNCTION(mutex)
@@ -80,7 +80,7 @@ class CondVar {
   void NotifyOne() { condition_.notify_one(); }
   void NotifyAll() { condition_.notify_all(); }
 
-  // Returns the time `timeout` from now, or far in the future if it is
+  // Returns now + `timeout`, or a time far in the future if `timeout` is
   // infinite.
   static std::chrono::steady_clock::time_point Deadline(
       absl::Duration timeout) {

@@ -2,7 +2,7 @@
 //
 // ResourceExhausted alone does not distinguish a full disk from a full GPU, and
 // the remedies differ. The mark travels with the status (through Annotate and
-// over the session socket), and a remedy is chosen by it, never by the code.
+// over the session socket). The mark, never the status code, decides a remedy.
 #pragma once
 
 #include <optional>

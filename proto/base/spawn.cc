@@ -78,8 +78,8 @@ bool HasEnded(pid_t child) {
          how.si_pid == child;
 }
 
-// Waits for the program. Without a pidfd (no descriptor is free) its end is
-// noticed when a time slice is over.
+// Waits for the program. Without a pidfd (no descriptor is free) the program's
+// end is noticed up to 100 ms late.
 absl::Status Await(pid_t pid, const std::string& name,
                    const ProgramLimits& limits) {
   const UniqueFd pidfd = PidfdOf(pid);

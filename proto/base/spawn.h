@@ -40,7 +40,7 @@ struct ProgramResult {
 
 struct ProgramLimits {
   absl::Duration patience = absl::Seconds(20);
-  // Called ten times a second; the program is killed when it returns true.
+  // Called ten times a second; if it returns true, the program is killed.
   std::function<bool()> stopped;
   std::string_view input;  // the program's stdin
 };

@@ -1,5 +1,5 @@
 // A map that records which rows changed since the last TakeChanged, because the
-// daemon saves only these (daemon/state). Thread safety: one owner.
+// daemon saves only changed rows (daemon/state). Thread safety: one owner.
 #pragma once
 
 #include <algorithm>
@@ -83,8 +83,8 @@ class Table {
   }
   // Calls visit(key, row) once for each row that changed since the last call,
   // and for all rows at the first call. `row` is null if the row was erased. If
-  // rows contain tables, `visit` may call TakeChanged of those; it must not
-  // change rows otherwise.
+  // rows contain tables, `visit` may call TakeChanged of these tables, but must
+  // not change rows otherwise.
   void TakeChanged(auto visit) {
     if (!std::exchange(notes_, true)) {
       for (auto& [key, row] : rows_) visit(key, &row);

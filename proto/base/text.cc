@@ -25,8 +25,8 @@ size_t PrintableAt(std::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
     code = code << 6 | (byte(i) & 0x3f);
   }
-  // The least code of a character of 2, 3 and 4 bytes. Codes below 0xa0 are
-  // control characters; an encoding longer than needed is invalid.
+  // The least code of a character of 2, 3 and 4 bytes. Two-byte codes below
+  // 0xa0 are control characters; an encoding longer than needed is invalid.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
   const bool surrogate = code >= 0xd800 && code < 0xe000;
   return code >= kLeast[size] && code <= 0x10ffff && !surrogate ? size : 0;

@@ -34,7 +34,7 @@ inline absl::StatusOr<SharedFd> ToShared(absl::StatusOr<UniqueFd> fd) {
   return std::make_shared<const UniqueFd>(*std::move(fd));
 }
 
-// A reserve descriptor for an event loop without a free one. A connection that
+// A reserve for an event loop that runs out of descriptors. A connection that
 // cannot be accepted would wake the loop again and again, so the loop closes
 // the spare, accepts the connection and refuses it. Thread safety: one owner.
 class SpareFd {
@@ -46,10 +46,10 @@ class SpareFd {
   static bool IsShortage(int error);
 
   // Accepts a waiting connection, which the caller refuses and closes. Returns
-  // none if it cannot be accepted, for example because another thread took the
-  // freed descriptor; the loop must then ignore its listener for a moment.
+  // none if accepting fails, for example because another thread took the freed
+  // descriptor; the loop must then ignore its listener for a moment.
   UniqueFd Take(int listener);
-  // Opens the spare again if it is closed and a descriptor is free. Call it
+  // Opens the spare again if it is closed and a descriptor is free. Call Refill
   // after the refused connection was closed, before the listener is polled.
   void Refill();
 

@@ -28,8 +28,8 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names,
 
 // Parses `arguments` (without the program's name) into `app`, which has the
 // program's name. Adds --version, and makes the process end with status 1 if
-// its output cannot be written (FailOnLostOutput). Returns an exit status if
-// the program is done, because help or the version was printed.
+// stdout cannot be written (FailOnLostOutput). Returns an exit status if the
+// program is done, because help or the version was printed.
 // InvalidArgument, in one line: the error, the probable correction, the command
 // that lists the choices.
 absl::StatusOr<std::optional<int>> Parse(

@@ -1,5 +1,5 @@
 // Each struct has one function Visit, which names its fields and their limits.
-// Encoding and decoding both call it, so they agree.
+// Encoding and decoding both call Visit, so they agree.
 #include "proto/plan/codec.h"
 
 #include <fmt/format.h>
@@ -45,7 +45,7 @@ class Fields {
   bool reads() const { return in_ != nullptr; }
   bool ok() const { return in_ == nullptr || in_->ok(); }
   // Returns whether to visit an optional field: when reading, if the object has
-  // it; when writing, if it is `set`.
+  // the field; when writing, if the field is `set`.
   bool Has(const char* key, bool set) const {
     return reads() ? in_->Has(key) : set;
   }

@@ -1,7 +1,7 @@
 // Encodes profiles and plans as versioned JSON, so that people can read a plan
 // in a checkpoint. Decoding refuses unknown and repeated keys; InvalidArgument
 // names the field, its value and the limit in one line. Doubles survive a round
-// trip bit by bit.
+// trip bit for bit.
 #pragma once
 
 #include <string>
@@ -40,8 +40,8 @@ absl::StatusOr<PlanRequest> DecodePlanRequest(std::string_view bytes);
 absl::StatusOr<NodePlan> DecodeNodePlan(std::string_view bytes);
 
 // Returns a stable 128-bit hash of the encoded profiles, in hex. Keys of the
-// plan cache contain it. It is not cryptographic, so a process that adopts a
-// cached plan must validate it against its profile (validate.h).
+// plan cache contain it. The hash is not cryptographic, so a process that
+// adopts a cached plan must validate that plan with its profile (validate.h).
 std::string HashProfiles(const std::vector<RankProfile>& profiles);
 
 }  // namespace sluice::plan

@@ -60,8 +60,8 @@ class FieldReader {
     }
   }
 
-  // Self and SelfText read this element itself. At reads its i-th entry, which
-  // errors call `name`. At REQUIRES: i < Entries().
+  // `Self` and `SelfText` read this element itself. `At` reads its i-th entry,
+  // which errors call `name`. `At` REQUIRES: i < Entries().
   int64_t Self(int64_t low, int64_t high);
   std::string SelfText(size_t max_bytes);
   size_t Entries() const { return json_.is_array() ? json_.size() : 0; }

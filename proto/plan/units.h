@@ -21,8 +21,8 @@ struct UnitPlan {
 };
 
 // Returns the trace without details that do not affect a placement: ids count
-// up, and each time becomes its rank among all times. A placement of either
-// trace is valid for the other.
+// up, and each time becomes its index among the sorted times. A placement of
+// either trace is valid for the other.
 Trace Canonical(const Trace& trace);
 // Returns HashBytes of the canonical trace.
 std::string UnitKey(const Trace& trace);

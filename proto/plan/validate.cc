@@ -16,7 +16,7 @@
 namespace sluice::plan {
 namespace {
 
-// Larger traces are not compared pair by pair: 70,000 buffers take seconds.
+// Larger traces are not compared in pairs: 70,000 buffers would take seconds.
 constexpr size_t kMostInPairs = 2000;
 
 constexpr double kTolerance = 1e-6;  // relative, of measured rates
@@ -374,7 +374,7 @@ double Overload(const NodePlan& plan, const std::string& row) {
 // Checks one direction of a link: whatever kinds of layers the ranks run at the
 // same time, their copies must not exceed `capacity` (the link's, or the rate
 // that the plan states if that is larger). Copies that no plan can avoid may
-// exceed it.
+// exceed `capacity`.
 absl::Status CheckWay(const std::vector<KindRates>& ranks, double Rates::*way,
                       double capacity, const std::string& link,
                       const char* where) {

@@ -36,7 +36,7 @@ struct BudgetLimits {
 // Returns the snapshot of all users as JSON.
 absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket);
 
-// Sets limits, under this process's user name, and returns the new ones.
+// Sets limits and names this user as the one that set them. Returns the limits.
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits);
@@ -65,7 +65,7 @@ struct LinkLimits {
   bool any() const { return h2d > 0 || d2h > 0 || both > 0; }
 };
 // Stores measured limits by the links' names. Returns whether the daemon uses
-// them now; if not, it will once no rank is attached or after a restart.
+// them now; if not, it uses them when no rank is attached or after a restart.
 absl::StatusOr<bool> KeepLinks(const std::string& admin_socket,
                                const std::map<std::string, LinkLimits>& links);
 absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket);

@@ -17,7 +17,7 @@ namespace sluice::ctl {
 
 struct MeasureOptions {
   std::string socket, admin_socket;
-  double seconds = 1;  // averaging time of each number
+  double seconds = 1;  // over which each speed is averaged
   bool beside_jobs = false;
   bool json = false;
   std::string out;    // file for the configuration; empty: stdout
@@ -35,8 +35,8 @@ absl::StatusOr<std::string> ForgetMeasured(const std::string& admin_socket,
 
 // ---- Links: pure functions ----
 //
-// A link above several links is measured by all GPUs below it at once. It is a
-// limit if it carries less than 0.95 of what the links below carry in sum.
+// All GPUs below a link copy at once to measure it. A link above several links
+// is a limit if it carries less than 0.95 of the sum that these links carry.
 
 // Speeds in bytes per second.
 struct MeasuredSpeeds {

@@ -22,7 +22,7 @@ namespace sluice::ctl {
 class CopyFlow {
  public:
   // The memory at both addresses must outlive the flow. No other flow may write
-  // the memory that this flow reads, or use the memory that it writes.
+  // the memory that this flow reads, or use the memory that this flow writes.
   struct Range {
     DeviceIndex device;
     device::CopyDirection direction;
@@ -60,7 +60,7 @@ class CopyFlow {
     return absl::OkStatus();
   }
   // Counts the copies completed since the last call, and enqueues as many.
-  // Returns whether there were any.
+  // Returns whether any copy had completed.
   absl::StatusOr<bool> Go(const Window& window) {
     bool any = false;
     for (size_t i = 0; i < kAhead; ++i) {

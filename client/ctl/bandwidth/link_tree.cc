@@ -15,9 +15,9 @@ namespace {
 using nlohmann::json;
 
 // A link limits one direction if it carries less than this part of what the
-// links below carry in that direction. It limits both directions together if,
-// while both are busy, it carries less than this part of its two directions
-// measured alone, and of what the links below carry while both are busy.
+// links below carry in that direction. Let S be the sum of a link's two speeds
+// while both directions are busy. The link limits S if S is less than this part
+// of its two speeds measured alone, and of the sum of S of the links below.
 constexpr double kLimited = 0.95;
 
 absl::Status Unreadable(const std::string& what) {

@@ -28,7 +28,7 @@ using device::CopyDirection;
 
 // Large enough to hide a copy's fixed cost, small enough for slow links.
 constexpr Bytes kMostCopy = MiB(4);
-constexpr Bytes kMostMemory = MiB(32);  // per GPU, and as much of host memory
+constexpr Bytes kMostMemory = MiB(32);  // of each GPU; as much host memory
 // A session on one GPU, with a little leased memory of the GPU and of its NUMA
 // node. Its copies wait for no grants, unlike those of a training rank.
 struct MeteredGpu {
@@ -64,7 +64,7 @@ struct Rates {
   double h2d = 0, d2h = 0;
 };
 
-// Lets the GPUs `which` copy at once; returns each direction's summed speed.
+// Makes the GPUs with indices `which` copy at once; returns summed speeds.
 absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
                                  const std::vector<size_t>& which,
                                  absl::Duration window, bool h2d, bool d2h) {
@@ -95,7 +95,7 @@ absl::StatusOr<Rates> CopyAtOnce(const std::vector<MeteredGpu>& gpus,
   return rates;
 }
 
-// Prints one line that is overwritten on a terminal, elsewhere a line per link.
+// Prints progress: on a terminal one line again and again, else one per link.
 class Progress {
  public:
   ~Progress() {

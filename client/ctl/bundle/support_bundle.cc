@@ -53,8 +53,8 @@ std::string NameNow() {
       absl::FormatTime("%Y%m%dT%H%M%SZ", absl::Now(), absl::UTCTimeZone()));
 }
 
-// A member in POSIX's ustar format: a header and the text, in blocks of 512
-// bytes.
+// Returns an archive member in POSIX's ustar format: a header and the text, in
+// blocks of 512 bytes.
 std::string TarMember(const std::string& folder, const std::string& name,
                       const std::string& text) {
   std::string header(512, '\0');

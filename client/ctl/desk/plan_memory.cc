@@ -1,4 +1,4 @@
-// sluicectl plan memory: an address for every tensor of a trace, and a proof.
+// sluicectl plan memory: addresses for a trace's tensors, and a lower bound.
 #include "planner/memory/plan_memory.h"
 
 #include <fmt/format.h>
@@ -198,7 +198,7 @@ class ProgressLine {
   std::thread writer_;
 };
 
-// The first Ctrl-C only stops the search; the second one ends the process.
+// The first Ctrl-C only stops the search; the second Ctrl-C ends the process.
 class Interrupt {
  public:
   Interrupt() {

@@ -132,7 +132,7 @@ SwapProblem::Rank ReadRank(FieldReader in) {
   });
   rank.gpu_budget_bytes = ReadAmount(in, "gpu_budget_bytes");
   rank.host_fixed_bytes = AmountOrZero(in, "host_fixed_bytes");
-  // The fields of a single, unnamed kind are among the rank's.
+  // The fields of a single, unnamed kind are among the rank's fields.
   if (!in.Has("kinds")) {
     rank.kinds = {ReadKind(in)};
     ReadTensors(in, 0, &rank);
@@ -176,7 +176,7 @@ std::string RowAmount(const CapacityRow& row, double value) {
 std::string Seconds(double seconds) { return fmt::format("{:.4g} s", seconds); }
 
 // Formats "KKKKKSSSSSSSSSSrrrrr" for the kept, swapped and recomputed
-// fractions, at least one character for any above 0.
+// fractions, with at least one character for each fraction above 0.
 std::string FractionBar(const TokenFractions& f) {
   constexpr int kWide = 20;
   int width[] = {0, 0, 0}, sum = 0;

@@ -327,9 +327,9 @@ struct TrainAnswer {
   std::string batch_source;  // the flags that state the sequences per step
   // Pairs of tokens and MFU (a fraction) with the best settings.
   std::vector<std::pair<int64_t, double>> curve;
-  // One answer per method, including the requested method. With --compare
-  // `methods` has its request, estimate and longest sequence. With --html
-  // `curves` has its request and curve.
+  // One answer per method, including the requested method. With --compare,
+  // `methods` has requests, estimates and longest sequences. With --html,
+  // `curves` has requests and curves.
   std::vector<TrainAnswer> methods, curves;
 };
 

@@ -48,8 +48,8 @@ std::string FolderOf(const Facts& facts) {
   return std::filesystem::path(facts.admin.path).parent_path().string();
 }
 
-// The daemon's arguments for a keeper's command line; the keeper adds the
-// runtime folder.
+// Returns the daemon's arguments for a keeper's command line, without the
+// runtime folder, which the keeper adds.
 std::string ItsArguments(const ProcessFacts& process) {
   const StartedWith with = ReadStartedWith(process.command);
   std::string words;
@@ -87,7 +87,7 @@ std::string Start(const Facts& facts) {
                    ItsArguments(facts.process);
 }
 
-// Returns the command that restarts the daemon. Without systemd sessions end.
+// Returns the restart command, which ends sessions unless systemd is used.
 std::string EndAndStart(const Facts& facts) {
   if ((facts.unit && facts.unit->active) || !facts.process.pid) {
     return Start(facts);
@@ -121,7 +121,7 @@ std::string AsAdministrator(const Facts& facts, const std::string& command) {
   return words + " " + command;
 }
 
-// Restarts the unit, because FileDescriptorStoreMax= is read only at its start.
+// Restarts the unit, because systemd reads FileDescriptorStoreMax= only then.
 std::string LargerStore(int64_t most) {
   return fmt::format(
       "sudo mkdir -p /etc/systemd/system/sluiced.service.d && printf "

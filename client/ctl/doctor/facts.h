@@ -22,7 +22,7 @@ inline constexpr char kUnitsFolder[] = "/run/sluice";
 struct DaemonFacts {
   absl::Status reached;       // if not OK, no other field is set
   std::string snapshot;       // of all users if this user is an administrator
-  bool of_all_users = false;  // if `snapshot` has all users
+  bool of_all_users = false;  // whether `snapshot` has all users
   std::string version, driver;
   uint64_t generation = 0;
   int64_t sessions = 0;
@@ -54,7 +54,7 @@ struct DaemonFacts {
 };
 
 // Facts about the daemon's process. If no daemon runs, they are about this
-// process, because a daemon started by hand would get its limits.
+// process, because a daemon started by hand would get this process's limits.
 struct ProcessFacts {
   std::optional<int> pid;  // unset: this process
   // Whether /proc hides `pid` (hidepid); the limits are then this process's.
@@ -74,7 +74,7 @@ struct ProcessFacts {
 struct UnitFacts {
   bool active = false;
   std::string status;                  // "serving"
-  int64_t store_most = 0, stored = 0;  // descriptors kept: most, now
+  int64_t store_most = 0, stored = 0;  // limit and number of kept descriptors
 };
 
 struct DriverFacts {
@@ -147,8 +147,8 @@ std::string ToldValue(const std::string& text, const std::string& key,
 // Returns the process that holds a lock of the file, from /proc/locks; 0: none.
 int ToldHolder(const std::string& locks, uint64_t device, uint64_t inode);
 
-// Returns the user that listens at `address` ("127.0.0.1:9435"), or else at the
-// same port of any address. `sockets` is the text of /proc/net/tcp and tcp6.
+// Returns the user that listens at `address` ("127.0.0.1:9435"), or else at its
+// port on another address. `sockets` is the text of /proc/net/tcp and tcp6.
 std::optional<uid_t> ToldListener(const std::string& sockets,
                                   const std::string& address);
 

@@ -95,7 +95,7 @@ ProcessFacts ReadProcess(const std::string& folder) {
   const std::string proc = "/proc/" + name;
   if (facts.pid && !facts.hidden) {
     facts.command = absl::StrSplit(TextOf(proc + "/cmdline"), '\0');
-    facts.command.pop_back();  // the last word ends with a 0 too
+    facts.command.pop_back();  // the last word ends with a zero byte, too
     std::error_code hidden;
     facts.folder = std::filesystem::read_symlink(proc + "/cwd", hidden);
   }

@@ -16,8 +16,8 @@ using nlohmann::json;
 
 constexpr size_t kEventsShown = 8;
 
-// Formats a line for each process without a session that has memory of the
-// pools; empty from a daemon that does not report them.
+// Formats a line for each process that holds memory of the pools but has no
+// session; returns "" if the daemon reports no such processes.
 std::string HolderLines(const json& node) {
   std::string text;
   for (const json& holder : node.value("holders", json::array())) {
@@ -32,7 +32,7 @@ std::string HolderLines(const json& node) {
 }
 
 // Formats a section with the memory that is held outside leases, by pool and as
-// ranks report it; empty if there is none.
+// ranks report it; returns "" if no memory is.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =
@@ -190,7 +190,7 @@ std::string RenderHttp(const json& node) {
                      Printable(Text(http, "fault")));
 }
 
-// Returns the memory that is free once processes that may map it have ended.
+// Returns the memory that will be free when the processes that may map it end.
 int64_t Returning(const json& pool) {
   return Number(pool, "quarantined_bytes") +
          pool.value("lingering_bytes", int64_t{0});

@@ -25,13 +25,13 @@ absl::StatusOr<std::string> RenderBudgets(const std::string& json);
 std::string RenderLinks(const nlohmann::json& node);
 std::string RenderMeasuredLinks(const nlohmann::json& node);
 
-// Formats a line for each process without a session that has memory. Sets
+// Formats a line for each process that holds memory but has no session. Sets
 // `returning` to whether memory of ended sessions is not free yet.
 absl::StatusOr<std::string> RenderHolders(const std::string& json,
                                           bool& returning);
 
-// `explain` adds the reasons, what is proved, the use of each limit, and what
-// more of a resource would gain.
+// `explain` adds the reasons, what is proved, the use of each limit, and the
+// gain from more of a resource.
 std::string RenderPlan(const plan::NodePlan& plan, bool explain = false);
 
 // Formats one line of --json: the whole snapshot (no key), one part ("jobs"),
@@ -45,8 +45,8 @@ struct SeenEvents {
   uint64_t last = 0;
 };
 
-// Formats the events of a snapshot, taken at `now`, that are not in `seen`, and
-// adds them there. A first line states how many events after `seen` the daemon
+// Formats the events of a snapshot, taken at `now`, that come after `seen`, and
+// advances `seen`. A first line states how many events after `seen` the daemon
 // has dropped. `as_json`: one object per line, with the time of day instead of
 // the age. Internal: this version cannot read the snapshot.
 absl::StatusOr<std::string> RenderEventLines(const std::string& snapshot,

@@ -43,7 +43,7 @@ std::string JsonLine(const auto& object) {
          "\n";
 }
 
-// The width in characters of `status` and other output on a running daemon.
+// The width, in characters, of `status` and other output about a daemon.
 inline constexpr size_t kTerminalColumns = 80;
 
 // A table with columns as wide as their widest cell and two blanks between.
@@ -60,8 +60,8 @@ class Table {
   bool empty() const { return rows_.empty(); }
   std::string Text() const { return Text(SIZE_MAX, 1); }
   // Columns that do not fit into `columns` characters follow in further tables,
-  // which begin with the first `keys` columns again. Wrapped breaks what is
-  // still too wide: the last column's text, or a single cell.
+  // which begin with the first `keys` columns again. Text that is still too
+  // wide (the last column's, or a single cell's) is broken into lines.
   std::string Text(size_t columns, size_t keys) const;
 
  private:

@@ -24,7 +24,7 @@ int ExitStatus(const absl::StatusOr<int>& result);
 absl::Status CheckOutput(const std::string& path);
 
 // Writes and renames a temporary file: a reader sees the old file or the whole
-// new one, also after Ctrl-C or on a full disk. "-" means stdout.
+// new file, also after Ctrl-C or on a full disk. "-" means stdout.
 absl::Status WriteOutput(const std::string& path, std::string_view text);
 
 }  // namespace sluice::ctl

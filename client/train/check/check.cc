@@ -39,9 +39,9 @@ Tokens RandomText(int64_t length, int64_t vocab, uint64_t seed) {
   return text;
 }
 
-// Sets random weights, so that an error of any path shows in a gradient. A
-// run's initial weights would hide errors: biases are 0, norms 1, and scores so
-// small that attention is flat.
+// Sets random weights, so that an error of any code path shows in a gradient. A
+// run's initial weights would hide errors: biases are 0, norm weights 1, and
+// scores so small that attention is flat.
 absl::Status Roughen(FlatModel& weights, int64_t hidden, uint64_t seed,
                      runtime::HostStage& stage) {
   at::Generator random = at::detail::createCPUGenerator(seed);

@@ -2,8 +2,8 @@
 // Judges loss and gradients by their distance to the reference in fp64.
 //
 // fp32. The error of a parameter is max|a-b| / max(max|b|, 0.01 x the largest
-// max|b| among its layer's parameters), with a from the step and b from the
-// reference. The second term is for gradients that are zero in exact arithmetic
+// max|b| among its layer's parameters), where a is the step's gradient and b
+// the reference's. The 0.01 is for gradients that are zero in exact arithmetic
 // (K's bias without RoPE), where any rounding would be an error of 1.
 // Parameters of no layer (embedding, final norm, head) are one group. A step is
 // ok if no error exceeds 1e-4 and the loss error does not exceed 1e-5.

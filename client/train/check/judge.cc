@@ -18,7 +18,7 @@ constexpr double kOverPlain = 1.5;
 constexpr double kBf16Loss = 1.0 / 256;
 constexpr double kScale = 0.02;
 // Fractions of a group's largest norm. The scale of a gradient below kNoScale
-// is not judged; plain torch's error counts as at least kNoError.
+// is not judged. Plain torch's error counts as at least kNoError.
 constexpr double kNoScale = 1e-3;
 constexpr double kNoError = 1e-5;
 

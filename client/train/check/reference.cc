@@ -60,7 +60,7 @@ class Reference {
     return at::linear(x, W(name + "_weight"), W(name + "_bias"));
   }
 
-  // Reshapes [length, heads * d] to [heads, length, d]; with RoPE if `turned`.
+  // Reshapes [length, heads * d] to [heads, length, d]; `turned`: applies RoPE.
   Tensor Heads(const Tensor& x, int64_t heads, bool turned) {
     const int64_t d = m_.hidden / m_.heads;
     const Tensor split = x.view({x.size(0), heads, d}).transpose(0, 1);

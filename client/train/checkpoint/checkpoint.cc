@@ -97,7 +97,7 @@ std::string HfConfig(const ModelShape& config, int64_t seq_len, bool bf16) {
   return json.dump(2) + "\n";
 }
 
-// Elements that are transposed at a time: far below HostScope's cap.
+// Elements transposed at a time; their bytes are far below HostScope's cap.
 constexpr int64_t kPieceElements = 1 << 18;
 
 TensorInfo InfoOf(const HfTensor& tensor, const at::Tensor& flat) {
@@ -110,8 +110,8 @@ at::Tensor Part(const at::Tensor& flat, const FlatEntry& entry) {
   return flat.narrow(0, entry.offset, entry.size).view(entry.shape);
 }
 
-// Returns the tensor's rows in the file, piece by piece. A piece is one or more
-// views into `flat`, side by side.
+// Cuts the tensor into pieces, in the order of the file. A piece is one or more
+// views into `flat`; the file has the rows of these views side by side.
 std::vector<std::vector<at::Tensor>> PiecesOf(const HfTensor& tensor,
                                               const at::Tensor& flat) {
   std::vector<std::vector<at::Tensor>> pieces;
@@ -193,8 +193,8 @@ absl::Status ReadWeights(const SafetensorsReader& reader,
   return absl::OkStatus();
 }
 
-// Nothing draws random numbers after the start yet. The state is saved for a
-// version that does, such as one with dropout.
+// This version draws no random numbers after the start. The generator's state
+// is saved for a version that does, for example for dropout.
 at::Tensor RandomState() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
@@ -254,8 +254,8 @@ absl::Status IsBroken(const absl::Status& status) {
   return absl::NotFoundError("it is broken: " + std::string(status.message()));
 }
 
-// Validates a saved plan like a plan from the daemon. NotFound: it is missing,
-// broken or of another run.
+// Validates a saved plan like a plan from the daemon. NotFound: the plan is
+// missing, broken, of another rank, or was saved with another key.
 absl::StatusOr<runtime::SavedPlan> ReadPlan(const std::string& path,
                                             const std::string& key, Rank rank) {
   const auto text = ReadFile(path);
@@ -324,8 +324,8 @@ class Shards {
     return readers_[owner].get();
   }
 
-  // Reads the states of flat elements [offset, offset + size) to this rank's
-  // element `to`.
+  // Reads the states of flat elements [offset, offset + size) into this rank's
+  // states, from element `to` on.
   absl::Status Read(int64_t offset, int64_t size, int64_t to) {
     const auto behind =
         std::ranges::upper_bound(buckets_, offset, {}, &stream::Bucket::offset);
@@ -352,7 +352,7 @@ class Shards {
   const std::vector<std::pair<const char*, at::Tensor>> named_;
   runtime::HostStage& stage_;
   std::vector<stream::Bucket> buckets_;  // as the checkpoint's run cut them
-  std::vector<int64_t> places_;  // each bucket's first element in a shard
+  std::vector<int64_t> places_;  // each bucket's first element in its shard
   std::vector<int64_t> sizes_;   // of the shards, in elements
   std::vector<std::string> paths_;
   std::vector<std::unique_ptr<SafetensorsReader>> readers_;

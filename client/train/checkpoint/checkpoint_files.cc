@@ -75,7 +75,7 @@ std::string InWords(const Json& key, const std::string& name) {
   return fmt::format("{} {}", name, key[name].dump());
 }
 
-// Reads trainer_state.json. Text that is not JSON gives a value, but no object.
+// Reads trainer_state.json. The value is no object if the text is not JSON.
 absl::StatusOr<Json> ReadJson(const std::string& folder) {
   SLUICE_ASSIGN_OR_RETURN(const std::string text, ReadFile(StatePath(folder)));
   return Json::parse(text, nullptr, /*allow_exceptions=*/false);

@@ -30,7 +30,7 @@ std::string NewRunId();
 struct StateFile {
   int format = 3;
   int64_t step = 0;        // the last completed step
-  int64_t next_token = 0;  // of the corpus, where the next sequence starts
+  int64_t next_token = 0;  // index in the corpus of the next sequence's start
   int ranks = 1;
   RunIdentity identity;
   // Format 1 counts sequences of seq_len tokens in place of next_token.
@@ -59,7 +59,7 @@ std::string PlanKey(const RunOptions& options, int ranks, Bytes hbm,
                     const std::string& attention, bool rounds_output,
                     stream::StatePlace states);
 std::string WhyAnotherKey(const std::string& saved, const std::string& wanted);
-// Returns nullopt if an older program made the key, or if it is no key.
+// Returns nullopt if an older program made the key, or if `key` is not a key.
 std::optional<stream::Settings> SettingsOf(const std::string& key);
 
 std::string WeightsFile(const std::string& folder);
@@ -102,10 +102,10 @@ absl::Status CheckSaveFolder(const std::string& folder);
 //   checkpoint-6.old    a replaced checkpoint, until the new one has its name
 //
 // Guarantees: a folder with a checkpoint's name was complete when it got the
-// name. A claimed folder has no checkpoint of another run, and none of this run
-// that is newer than the one it resumed, so its newest is always the one to
-// resume. The claim ends with the process. Not guaranteed: exclusion on a file
-// system without flock.
+// name. A claimed folder has no checkpoint of another run, and no checkpoint
+// newer than the resumed one, so a run always resumes the newest. The claim
+// ends with the process. Not guaranteed: exclusion on a file system without
+// flock.
 // Thread safety: one thread, of rank 0.
 class SaveFolder {
  public:

@@ -33,7 +33,7 @@ class SafetensorsWriter {
   static absl::StatusOr<std::unique_ptr<SafetensorsWriter>> Create(
       const std::string& path, std::vector<TensorInfo> tensors,
       const std::string& label = "");
-  // Appends the bytes of all tensors in Create's order, in pieces of any size.
+  // Appends the next `bytes` of the tensors, which follow in Create's order.
   absl::Status Append(const void* data, int64_t bytes);
   // Flushes to the disk. Returns an error if bytes are missing.
   absl::Status Close();

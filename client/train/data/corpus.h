@@ -1,5 +1,5 @@
 // Training text as one long sequence of token ids, which is never loaded whole,
-// and the rows of it that each rank gets.
+// and the dealing of its rows to ranks.
 //
 // A text file or folder is bytes, one token per byte; a folder is its text
 // files in sorted order, joined. A `.bin` has uint16 or uint32 ids; the width
@@ -35,16 +35,16 @@ class Corpus {
   // Reads tokens [first, first + out.size()). OutOfRange: beyond the end.
   // InvalidArgument: an id exceeds the vocabulary.
   absl::Status Read(int64_t first, std::span<int64_t> out);
-  // Returns a hash of the text's length and 64 pieces spread over it (all of a
-  // short text). It misses a change between the pieces that keeps the length.
+  // Hashes the text's length and 64 pieces spread over the text (all of a short
+  // text). The hash misses a change between the pieces that keeps the length.
   absl::StatusOr<std::string> Fingerprint();
 
  private:
   struct File {
     std::string path;
-    int64_t first = 0;  // index of its first token in the corpus
+    int64_t first = 0;  // index of the file's first token in the corpus
     int64_t tokens = 0;
-    int64_t skip = 0;  // bytes before its first token
+    int64_t skip = 0;  // bytes before the file's first token
   };
   explicit Corpus(const Options& options) : options_(options) {}
   absl::Status AddFolder(const std::string& path);
@@ -65,9 +65,8 @@ class Corpus {
 absl::Status CheckLength(const Corpus& corpus, int64_t seq_len);
 
 // Deals the corpus to the ranks. The cursor counts tokens over all ranks, so it
-// means the same for every number of ranks and every length. Labels are the
-// next tokens, shifted before dealing: a rank's last row has a label even if
-// that token is another rank's.
+// means the same for every number of ranks and every sequence length. A row's
+// label is the corpus's next token, even if that token is another rank's.
 class Dealer {
  public:
   // The corpus outlives the dealer.

@@ -53,7 +53,7 @@ struct RankProcess {
   pid_t pid = -1;
   std::string result_file;
   std::unique_ptr<RankPage> page;
-  std::optional<int> status;  // wait status; unset while it runs
+  std::optional<int> status;  // wait status; unset while the process runs
   std::optional<RankResult> result;
   bool ended_by_us = false;  // killed by us, at a time limit
   bool told_to_end = false;  // SIGTERM sent, because another rank failed
@@ -216,7 +216,7 @@ class Ranks {
     if (since > kLimit) Kill();
   }
 
-  // Prints which ranks are late. Ends the run if one is too late.
+  // Prints which ranks are late. Ends the run if a rank is too late.
   void Look(double now_s) {
     if (!watchdog_.has_value() || now_s - looked_s_ < 0.5) return;
     looked_s_ = now_s;

@@ -1,13 +1,13 @@
 // Starts the ranks of a run on this node and waits until all have ended. Also
 // awaits and ends other child processes, which proto/base/spawn.h starts.
 //
-// Each rank runs this binary with torchrun's variables. If one fails, the
+// Each rank runs this binary with torchrun's variables. If a rank fails, the
 // others have 2 s to end by themselves; then they get SIGTERM, then SIGKILL.
-// All are gone 4 s after the first one failed. SIGINT, SIGTERM and SIGHUP are
+// All are gone 4 s after the first failure. SIGINT, SIGTERM and SIGHUP are
 // forwarded once, so that the ranks save and end; a second signal kills them
-// (except SIGHUP, of which a closing terminal may send several). A rank that is
-// late by its progress page (watch/rank_page.h) is named, and ends the run
-// after --end-after.
+// (except SIGHUP, of which a closing terminal may send several). If a progress
+// page (watch/rank_page.h) shows that its rank is late, the rank is named, and
+// after --end-after the run ends.
 // Thread safety: one thread, which must be the process's first.
 #pragma once
 

@@ -18,9 +18,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// A streamed step's GPU memory grows with its chunk size, and its host memory
-// with the sequence, as ALST's does. The other methods keep activations on the
-// GPU only.
+// A streamed step's GPU memory grows with its chunk size. Its host memory grows
+// with the sequence, and so does ALST's. All other methods keep activations on
+// the GPU only.
 const char* AdviceFor(Shortage shortage, std::optional<Method> method) {
   switch (shortage) {
     case Shortage::kGpuMemory:

@@ -27,17 +27,17 @@ inline constexpr int kExitDiskFull = 4;
 inline constexpr int kExitOpenFiles = 5;
 inline constexpr int kExitInterrupted = 130;  // as a shell reports SIGINT
 
-// Returns InvalidArgument: the user can fix it. The errno of a failed system
-// call marks the status with what ran out.
+// Returns InvalidArgument, for mistakes that the user can fix. The errno of a
+// failed system call marks the status with what ran out.
 absl::Status BadInput(std::string_view message);
 absl::Status BadInputOfErrno(int error, std::string_view message);
 template <typename... Args>
 absl::Status BadInput(fmt::format_string<Args...> text, Args&&... args) {
   return BadInput(fmt::format(text, std::forward<Args>(args)...));
 }
-// Appends to the message what to do about a shortage, unless it already says
-// so. `method` is set for a training run: a shorter sequence is advised only if
-// the memory that ran out grows with the sequence.
+// Appends to the message what to do about a shortage, unless IsAdvised(status).
+// `method` is set for a training run: a shorter sequence is advised only if the
+// memory that ran out grows with the sequence.
 absl::Status WithAdvice(const absl::Status& status,
                         std::optional<Method> method = std::nullopt);
 // Turns Unavailable (no daemon) into NotFound, which the user can fix. Leaves a

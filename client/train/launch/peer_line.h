@@ -8,8 +8,8 @@
 // lost power.
 //
 // Rank 0 waits kNaming before it passes a death on, because another rank of the
-// same node may send what its daemon knows about the death. Rank 0's own death
-// closes all connections.
+// dead rank's node may send what that node's daemon knows about the death. Rank
+// 0's own death closes all connections.
 //
 // The connections carry lines: first "TOKEN RANK", then "died WHAT" or "end".
 // Thread safety: safe.
@@ -51,8 +51,8 @@ class PeerLine {
   ~PeerLine();
 
   Place place() const { return place_; }
-  // Sends a death, which may be this rank's own, to all other ranks, unless one
-  // was sent or received before. Does not wait for them.
+  // Sends a death, which may be this rank's own, to all other ranks, unless a
+  // death was sent or received before. Does not wait for those ranks.
   void Tell(const std::string& what);
   // Declares this rank's end normal. The line reports no death afterwards.
   void End();
@@ -69,7 +69,7 @@ class PeerLine {
   void Run();
   void Look() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Hear(const std::string& what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Read and Obey return false if the connection is to be dropped.
+  // `Read` and `Obey` return false if the connection is to be dropped.
   bool Read(Peer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Obey(Peer& peer, const std::string& line)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -94,7 +94,7 @@ class PeerLine {
 // (PeerLine), while the main thread computes, or hangs in a collective. NCCL's
 // collectives do not fail by themselves, so the watch calls `on_peer_died` at
 // once, to abort them. If the main thread has not ended the run after kGrace,
-// the watch calls `on_timeout`, which reports and leaves the process.
+// the watch calls `on_timeout`, which reports and ends the process.
 //
 // On an eviction the watch calls `on_evicted` at once, and the run has
 // kEvictedGrace to end its step and save. A lost daemon slows no step: the

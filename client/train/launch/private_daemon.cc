@@ -50,7 +50,7 @@ std::string LastLine(const std::string& path) {
   return last;
 }
 
-// Reads the daemon's stdout until its ready line, its end or the time limit.
+// Reads the daemon's stdout until the ready line, end of file or the limit.
 absl::Status WaitReady(int fd, pid_t pid, const std::string& log) {
   std::string text;
   const absl::Time deadline = absl::Now() + kStartTimeout;

@@ -22,9 +22,9 @@ inline constexpr char kPrivateNote[] = "SLUICE_PRIVATE_NOTE";
 
 class PrivateDaemon {
  public:
-  // Starts a daemon and waits until it is ready. Internal: it did not start;
-  // the message has the last line of its log. DeadlineExceeded: not ready after
-  // 30 s. InvalidArgument: as CheckPrivateSizes.
+  // Starts a daemon and waits until it is ready. Internal: the daemon did not
+  // start; the message has the last line of its log. DeadlineExceeded: it is
+  // not ready after 30 s. InvalidArgument: as CheckPrivateSizes.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const RunOptions& options);
   ~PrivateDaemon();

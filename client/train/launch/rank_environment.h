@@ -54,11 +54,11 @@ absl::StatusOr<RankEnvironment> ReadRankEnvironment(
 // Returns the place of each local rank. Ranks take the GPUs `named` in turn. If
 // none is named and there are more GPUs than ranks, ranks take those with the
 // most free memory, so that jobs of one rank do not all use the first GPU.
-// Otherwise rank r takes GPU r mod GPUs, as with other launchers. `gpus` are
-// those that may be used, by index. Pass `spread` = false for ranks that choose
-// one by one: free memory, which changes between their choices, then does not
-// count. InvalidArgument: a GPU of `named` is not among `gpus`, or more are
-// named than there are ranks. NotFound: there are no GPUs.
+// Otherwise rank r takes GPU r modulo the number of GPUs, as with other
+// launchers. `gpus` are those that may be used, by index. Pass `spread` = false
+// for ranks that choose one after another: free memory, which changes
+// meanwhile, then does not count. InvalidArgument: a GPU of `named` is not in
+// `gpus`, or more are named than there are ranks. NotFound: there are no GPUs.
 absl::StatusOr<std::vector<GpuPlace>> ChooseGpus(
     const std::vector<client::GpuState>& gpus,
     const std::vector<int64_t>& named, int local_ranks, bool spread);

@@ -356,7 +356,7 @@ void AdamW::UpdatePieces(std::span<Piece> pieces) {
 
 absl::Status AdamW::Update(int64_t step, double norm) {
   SLUICE_CHECK(next_part_ == parts_);
-  // Clips as torch's clip_grad_norm_ does, so that curves can be compared.
+  // Clips as torch's clip_grad_norm_ does, so that loss curves can be compared.
   const bool clips = options_.clip > 0 && norm > options_.clip;
   scale_ = clips ? options_.clip / (norm + 1e-6) : 1;
   lr_ = LearningRate(options_, step);

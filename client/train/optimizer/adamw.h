@@ -7,12 +7,12 @@
 // weights go to all ranks. The states are fp32: m, v and, for bf16 weights, a
 // master copy of them.
 //
-// The sums of a part of the model begin when backward has its gradients
+// The sums of a part of the model begin when backward has that part's gradients
 // (PartIsDone). With the states in HBM, a part's new weights are gathered while
 // forward computes with the part before it (AwaitPart). With the states in host
-// memory (HostStates), Update only begins to fetch them: the next forward has
-// each part updated, and its gradients zeroed, before it reads the part. Both
-// places give the same bits, because the kernel runs on the same pieces.
+// memory (HostStates), Update only begins to fetch them: a part is updated, and
+// its gradients are zeroed, before the next forward reads the part. Both places
+// give the same bits, because the kernel runs on the same pieces.
 //
 // Gradients arrive divided by the global number of labels, so they are summed
 // over ranks and not averaged.
@@ -84,7 +84,7 @@ class FlatModel {
 // updated, one unit (planner/stream/states.h) after the other, round and round.
 //
 // A slot of the ring is arriving, in use (between Take and GiveBack), or
-// leaving. A copy in waits for the last copy out of its slot and of its unit.
+// leaving. A copy into a slot waits until slot and unit have been copied out.
 // All slots but the one in use arrive ahead of compute, so the first units of
 // the next update arrive while backward computes.
 // Errors: the copy engine's. Thread safety: the compute thread only.
@@ -156,7 +156,7 @@ struct AdamWOptions {
   double epsilon = 1e-8;
 };
 
-// Returns the rate of `step`, from 0: linear warm-up to `lr`, then constant.
+// Returns the learning rate of `step` (first: 0): linear warm-up, then `lr`.
 double LearningRate(const AdamWOptions& options, int64_t step);
 
 class AdamW final : public runtime::PendingWeights {
@@ -215,8 +215,8 @@ class AdamW final : public runtime::PendingWeights {
   // With host_ set, updates the units of a part that Advance has not updated,
   // and zeroes the part's gradients.
   absl::Status UpdatePart(int64_t part);
-  // Calls `even` for each even round of a part, and `single` for each bucket of
-  // its other rounds.
+  // Calls `even` for each round of a part that has `even` set, and `single` for
+  // each bucket of the part's other rounds.
   absl::Status Move(int64_t part, const FlatModel& of,
                     absl::Status (runtime::Collectives::*even)(at::Tensor&),
                     absl::Status (runtime::Collectives::*single)(at::Tensor&,

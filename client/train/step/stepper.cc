@@ -50,7 +50,7 @@ runtime::RunContext RunContextOf(const StepperContext& context,
           .watch = context.watch};
 }
 
-// Returns the options that the settings do not change.
+// Returns the options that do not depend on the settings.
 stream::StreamOptions StreamOptionsOf(const StepperContext& context,
                                       int64_t chunk) {
   const RunOptions& o = *context.options;

@@ -60,7 +60,7 @@ class Stepper {
                                           const at::Tensor& labels,
                                           int64_t global_count);
   stream::ChunkLayout layout() const;
-  // Returns measured costs of a sequence's segments; for baselines, ratios.
+  // Returns the measured costs of a sequence's segments; ratios for baselines.
   SegmentCosts costs() const;
   // Returns all host memory that the rank holds, as plans count it.
   Bytes host_bytes() const;

@@ -67,7 +67,7 @@ void StepTracker::Began(std::string_view kind) {
   const auto has = [base](const char* part) {
     return base.find(part) != std::string_view::npos;
   };
-  // Such segments do not run once per chunk, so they leave place_ unchanged.
+  // Unlike all others, these two kinds do not run once per chunk: place_ stays.
   if (has("offdiagonal") || has("recompute")) return;
   auto begun = begun_.find(base);
   if (begun == begun_.end()) begun = begun_.emplace(base, 0).first;
@@ -101,8 +101,8 @@ PageText& PageText::operator=(std::string_view text) {
   return *this;
 }
 
-// A sample in words that are each read and written atomically. A new file has
-// zeros, so no event.
+// A sample in words that are each read and written atomically. The words of a
+// new file are 0, so its number of events is 0.
 struct RankPage::Shared {
   std::array<std::atomic<uint64_t>, std::tuple_size_v<Words>> words;
 };
@@ -153,8 +153,8 @@ RankPage::~RankPage() { munmap(shared_, sizeof(Shared)); }
 
 void RankPage::Publish() {
   const Words words = std::bit_cast<Words>(own_);
-  // Stores the first word, the events, last. Read loads it first, so a reader
-  // that sees an event sees all words that the event set.
+  // Stores the first word, the events, last. `Read` loads that word first, so a
+  // reader that sees an event sees all words that the event set.
   for (size_t i = words.size() - 1; i > 0; --i) {
     shared_->words[i].store(words[i], kRelaxed);
   }

@@ -98,8 +98,8 @@ struct RankSample {
 
 // A page in shared memory that shows what a rank is doing. The rank writes the
 // page as it goes along (a few relaxed stores per segment), because a rank that
-// hangs or is stopped cannot answer a question; its own monitor thread and the
-// launcher read it.
+// hangs or is stopped cannot answer a question. The launcher and the rank's
+// monitor thread read the page.
 // Thread safety: one writer, the compute thread, and any number of readers, in
 // this process or others. A reader may see fields of two successive updates.
 // The page of a rank that hangs is exact.

@@ -62,7 +62,7 @@ void Console::Note(const std::string& text) {
 void InstallStopSignals() {
   struct sigaction action {};
   action.sa_handler = OnSignal;
-  // Restarts reads and writes, because the flag is read only at a step's end.
+  // Interrupted reads and writes go on: the flag is checked at a step's end.
   action.sa_flags = SA_RESTART;
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);

@@ -22,8 +22,8 @@
 
 namespace sluice::train {
 
-// Progress for people on stderr. On a terminal one line is rewritten and notes
-// go above it; elsewhere (a log file, a pipe) everything is a line of its own.
+// Prints progress on stderr. On a terminal one line is rewritten and notes go
+// above it; elsewhere (a log file, a pipe) each text is a line of its own.
 // Thread safety: safe.
 class Console {
  public:

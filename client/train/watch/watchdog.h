@@ -43,7 +43,7 @@ struct WatchVerdict {
 
 class Watchdog {
  public:
-  // If `alone`, only one rank is watched, and the late rank may be another.
+  // If `alone`, only one rank is watched; another rank may be the late one.
   Watchdog(const WatchLimits& limits, bool alone)
       : limits_(limits), alone_(alone) {}
 

@@ -27,7 +27,7 @@ struct Result {
   nlohmann::json value;
   std::string expected;
   std::string reason;  // empty if it passed
-  // false: the user did not request it, so it does not count
+  // False if the user did not request the check, which then does not count.
   bool asked = true;
 };
 
@@ -59,7 +59,7 @@ const char* Name(Status status);
 nlohmann::json ToJson(const Result& result);
 // Reads the result that a process wrote to `path`. Returns a failure if the
 // file has no result, or if `bad_end` is not empty. `bad_end` says how the
-// process ended badly, and is appended to the reason in the file.
+// process ended badly; the returned reason is the file's and then `bad_end`.
 Result ReadResult(const std::string& path, const std::string& bad_end);
 
 // Returns the last line of a program's output that is not empty, which usually
@@ -70,9 +70,9 @@ std::string LastLine(const std::string& text);
 inline constexpr char kScratch[] = "scratch";
 
 struct Surroundings {
-  const char* check = "";  // its name
+  const char* check = "";  // the check's name
   std::string work;        // this check's folder; its files go into the archive
-  std::vector<int> gpus;   // the free ones, as this process numbers them
+  std::vector<int> gpus;   // the free GPUs, as this process numbers them
   std::string busy;        // the busy GPUs, one line for users; may be empty
   std::string python;      // absolute path of the user's Python with torch
   absl::Duration limit;
@@ -96,8 +96,8 @@ const Check* FindCheck(const std::string& name);
 // `gpus` are indices as this process numbers them.
 void ShowOnly(const std::vector<int>& gpus);
 
-// Returns the peak FLOP/s of dense bf16 products by this GPU's shipped profile,
-// or 0 if there is none.
+// Returns the peak FLOP/s of dense bf16 products in this GPU's shipped profile,
+// or 0 if no profile for the GPU is shipped.
 absl::StatusOr<double> PeakFlopsOf(const std::string& gpu_name,
                                    double memory_bytes);
 
@@ -123,14 +123,14 @@ void PrintLine(const std::string& line);
 // Calls `done` every 10 ms. Returns whether `done` returned true by `until`.
 bool AwaitTrue(absl::Time until, absl::FunctionRef<bool()> done);
 
-// Runs the check in a process. `here` has the work folder of all checks, and
-// the limit that replaces the table's if it is above 0. `stopped` is called ten
-// times a second; true: the check is killed. When this returns, all processes
-// that the check started have ended.
+// Runs the check in a process of its own. `here` has the work folder of all
+// checks, and the limit, which replaces the table's if it is above 0. `stopped`
+// is called ten times a second; if it returns true, the check is killed. When
+// RunInProcess returns, all processes that the check started have ended.
 Result RunInProcess(const Check& check, const Surroundings& here,
                     bool (*stopped)());
 
-// ---- Modes in which this program starts itself; return the exit status ----
+// ---- Modes in which this program starts itself; each returns its status ----
 
 // Runs a check in the child process, and writes its result where RunInProcess
 // reads it. If the parent process ends first, kills this process and all its

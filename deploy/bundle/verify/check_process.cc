@@ -35,7 +35,7 @@ using nlohmann::json;
 constexpr absl::Duration kDescendantsNap = absl::Milliseconds(5);
 constexpr int kKillRounds = 1000;
 
-// Returns the parent, or 0 if the process has ended.
+// Returns the parent of `pid`, or 0 if the process `pid` has ended.
 pid_t ParentOf(pid_t pid) {
   std::istringstream stat = ProcessStat(std::to_string(pid));
   char state = 0;
@@ -43,10 +43,10 @@ pid_t ParentOf(pid_t pid) {
   return stat >> state >> parent && state != 'Z' ? parent : 0;
 }
 
-// Read end of a pipe that closes when the parent ends.
+// The reading end of a pipe; the pipe closes when the parent ends.
 constexpr int kWatched = 3;
 constexpr int kSliceMs = 100;
-// Attempts to delete a folder in which files still appear.
+// The number of tries to delete a folder in which files still appear.
 constexpr int kRemovalRounds = 20;
 
 std::string PathOf(const std::string& work, const char* check,
@@ -165,7 +165,7 @@ Result RunInProcess(const Check& check, const Surroundings& here,
   return result;
 }
 
-// `arguments`: flags and values in turn, as Start passes them.
+// `arguments` are flags and values in turn, as `Start` passes them.
 int BeACheck(const std::vector<std::string>& arguments) {
   std::map<std::string, std::string> given;
   for (size_t i = 0; i + 1 < arguments.size(); i += 2) {

@@ -38,7 +38,7 @@ constexpr char kSame[] = "same";
 // ---- The rank's process ----
 
 constexpr Bytes kTenantHost = MiB(32);
-constexpr int kPieces = 16;  // pieces of GPU memory to read back, at most
+constexpr int kPieces = 16;  // at most so many pieces are read back
 // A killed rank's memory is free only when the kernel has ended the rank.
 constexpr absl::Duration kWait = absl::Seconds(10);
 
@@ -68,7 +68,7 @@ class Holder {
     return driver().SynchronizeStream(stream_);
   }
 
-  // Compares the first piece, the last one, and some between.
+  // Compares the first piece, the last piece, and some between.
   absl::Status Compare() {
     const Bytes size = std::min(host_->size(), gpu_->size());
     const size_t last = (gpu_->size() - size).size();
@@ -177,7 +177,7 @@ class Tenant {
 
   // Checks that the memory is unchanged and can be filled again.
   absl::Status FindSame(absl::Time until) {
-    // Await reports a rank that has ended.
+    // An error is ignored: `Await` reports a rank that has ended.
     send(socket_.get(), "?", 1, MSG_NOSIGNAL);
     return Await(kSame, until);
   }
@@ -227,7 +227,7 @@ using Tenants = std::vector<std::unique_ptr<Tenant>>;
 // The pool takes 3/4 of a GPU: no second pool fits beside it, but contexts do.
 constexpr int kDaemonPartOfGpu = 4;
 constexpr Bytes kHostPerGpu = MiB(64);
-// Differences below 1/16 of a GPU are noise from other processes' contexts.
+// Differences below 1/16 of a GPU's memory are other processes' contexts.
 constexpr int kNoise = 16;
 
 class Course {
@@ -286,7 +286,7 @@ class Course {
     return tenants;
   }
 
-  // Checks that ranks can lease the whole pool after earlier ones were killed.
+  // Checks that ranks can lease the whole pool after other ranks were killed.
   absl::Status RanksAreKilled() {
     PrintLine("ranks lease and fill all of the pool");
     SLUICE_ASSIGN_OR_RETURN(Tenants first, Lease("first"));

@@ -41,7 +41,7 @@ constexpr struct {
     {"numa", 134},
     {"host_numa_memory", 141},
 };
-constexpr int kDefaultMode = 0;  // several processes may have a context
+constexpr int kDefaultMode = 0;  // the compute_mode for several processes
 
 void AddFinding(json& lines, const char* health, const std::string& what,
                 const std::string& said, const std::string& fix = "") {

@@ -279,7 +279,7 @@ std::string Plain(const std::string& name) {
 constexpr std::string_view kMeasured[] = {
     "gpu.memory_bytes", "node.host_memory_bytes", "links.host_bytes_per_s"};
 
-// Each line says where its value is from.
+// Returns the file's text. Each line says where its value is from.
 std::string HardwareText(const Hardware& hardware, std::string_view base) {
   return fmt::format(
              "# Of ./verify. A line says whether its value was measured or is "

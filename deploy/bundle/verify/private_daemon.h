@@ -22,7 +22,7 @@ class PrivateDaemon {
     Bytes gpu;   // of each GPU that this process sees
     Bytes host;  // of each NUMA node
   };
-  // Returns when the daemon serves. It logs to this process's standard error.
+  // Returns when the daemon serves. The daemon logs to this process's stderr.
   static absl::StatusOr<std::unique_ptr<PrivateDaemon>> Start(
       const Pools& pools, absl::Time until);
   ~PrivateDaemon();

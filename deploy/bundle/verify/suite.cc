@@ -20,7 +20,7 @@ std::string GroupName(const std::vector<int>& gpus) {
   return fmt::format("{}", fmt::join(gpus, "-"));
 }
 
-// Returns the first failure's message, or why the test was skipped, in a line.
+// Returns on one line the first failure's message, or why a test was skipped.
 std::string FirstWord(const json& test) {
   for (const char* kind : {"failures", "skipped"}) {
     if (!test.contains(kind) || test[kind].empty()) continue;
@@ -130,7 +130,7 @@ Result RunSuite(const Suite& suite, const std::vector<std::vector<int>>& groups,
 }  // namespace
 
 // Tests each GPU alone, then the pairs of neighbours in a ring, so that each
-// GPU is once the first and once the second.
+// GPU is the first of one pair and the second of another.
 Result RunConformance(const Surroundings& here) {
   std::vector<std::vector<int>> groups;
   for (const int gpu : here.gpus) groups.push_back({gpu});

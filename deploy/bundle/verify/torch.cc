@@ -1,5 +1,5 @@
-// Runs the checks of the user's torch in their Python, with the kit's package
-// and daemon, on the first free GPU. Nothing is installed.
+// Runs the checks of torch in the user's Python, with the kit's package and
+// daemon, on the first free GPU. Nothing is installed.
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -124,7 +124,7 @@ HIDDEN int _dl_find_object(void* address, struct dl_find_object* found) {
   return dl_iterate_phdr(Holds, found) ? 0 : -1;
 }
 
-// libstdc++ counts references without atomics where this says so.
+// libstdc++ counts references without atomics if this is not 0.
 HIDDEN char __libc_single_threaded = 0;
 
 HIDDEN const char* sigabbrev_np(int signal) {

@@ -43,8 +43,8 @@ def window(rows: int) -> Tensor:
 
 
 def documents(rows: int) -> Tensor:
-    """Returns the mask of three packed documents of unequal lengths, none as
-    long as a chunk. A row sees the rows of its document up to itself."""
+    """Returns the mask of three packed documents, the first shorter than the
+    other two. A row sees the rows of its document up to itself."""
     at = torch.arange(rows)
     document = (at >= rows // 5).int() + (at >= rows * 3 // 5).int()
     return ((at[:, None] >= at) & (document[:, None] == document))[None, None]
@@ -75,7 +75,7 @@ CASES = (
       for hidden in ("device", "host")),
     Case(window, 107, 32),
     Case(window, 107, 32, "host"),
-    Case(window, 107, 32, dtype=torch.bfloat16),  # flash masks these itself
+    Case(window, 107, 32, dtype=torch.bfloat16),  # flash masks windows itself
     Case(documents, 107, 32),
     Case(documents, 107, 32, "host", torch.bfloat16),
     Case(causal, 769, 256, sizes=WIDE),  # the last chunk has one row

@@ -132,6 +132,6 @@ def _runs(backend: SDPBackend) -> str:
 
 
 def why(error: RuntimeError, told: list[warnings.WarningMessage]) -> str:
-    """Returns the error, and torch's warnings before it."""
+    """Returns the error and the warnings that torch gave before the error."""
     return " ".join([in_one_line(error), *(
         str(each.message).split(" (Triggered")[0] for each in told)])

@@ -12,8 +12,8 @@ class Failure(Exception):
 
 
 class Result:
-    """The result of one check, written in the format of verify/check.h. After
-    a failure it has what was found before.
+    """The result of one check, written in the format of verify/check.h. The
+    result of a failed check has what the check found before it failed.
 
     Attributes:
         expected: the condition for passing, one line.

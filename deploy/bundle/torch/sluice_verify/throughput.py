@@ -2,12 +2,12 @@
 step are, and which kernel makes a step fastest (`fastest`, per dtype, with the
 argument that selects it). Figures are reported and not judged. The check fails
 if a kernel in NEEDED does not run in its dtype, or if any kernel's numbers
-differ from the CPU's. For other kernels it reports why they do not run.
+differ from the CPU's. It reports why the other kernels do not run.
 
 FLOP/s of kernels count causal attention as half of the square, and its backward
 as 2.5 forwards, because a kernel recomputes scores. MFU is defined as in MEMO's
-and FPDT's tables: recomputation does not count, so a backward is 2 forwards. It
-is relative to the bf16 peak in the shipped profile of this GPU, and null
+and FPDT's tables: recomputation does not count, so a backward is 2 forwards.
+MFU is relative to the bf16 peak in the shipped profile of this GPU, and null
 without a profile. Kernels run on random data, because a GPU draws less power on
 constants. At the largest number of rows, a kernel is timed a second time after
 it has run for WARM_S seconds, when the GPU is at its power limit.
@@ -138,8 +138,8 @@ def _seconds(gpu: torch.device, *parts: Callable[[], None]) -> list[float]:
 
 
 def fastest(steps: list[dict]) -> dict[str, str]:
-    """Returns per dtype the fastest kernel, with the argument that selects it,
-    at the most rows at which all kernels ran."""
+    """Returns per dtype the kernel that is fastest at the largest number of
+    rows at which all kernels ran, with the argument that selects it."""
     ran: dict[str, dict[str, dict[int, float]]] = {}
     for step in steps:
         if "why_not" not in step:

@@ -22,7 +22,7 @@ from sluice_verify.streamed import device_of, streamed
 STEPS, BATCH, ROWS, CHUNK = 50, 2, 72, 40
 RATE = 3e-3
 TIMES = 100.0  # a GPU sums in another order, with another exp()
-LEARNT = 0.7  # limit of the last loss / the first
+LEARNT = 0.7  # limit of the last loss, as a fraction of the first
 EXPECTED = (f"{STEPS} losses at most {TIMES:g} times as far from the CPU's as "
             f"its own in fp64; the last one under {LEARNT:g} of the first")
 

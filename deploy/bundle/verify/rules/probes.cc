@@ -67,7 +67,7 @@ class ProbeBench {
   StreamPointer stream() const { return stream_; }
   size_t granularity() const { return granularity_; }
 
-  // Create makes memory, Reserve reserves addresses: `units` granularities.
+  // `Create` makes memory, `Reserve` a range: `units` granularities.
   MemoryHandle Create(size_t units) {
     MemoryHandle handle = 0;
     const AllocationProperties properties = OnDevice(device_);
@@ -83,7 +83,7 @@ class ProbeBench {
     return range;
   }
 
-  // These map at least `bytes` of GPU memory. OnGpu also sets access rights.
+  // Mapped and OnGpu map `bytes` or more of GPU memory. OnGpu also sets access.
   Piece Mapped(size_t bytes) {
     const size_t units = (bytes + granularity_ - 1) / granularity_;
     const Piece piece = {Reserve(units), units * granularity_};
