@@ -48,7 +48,8 @@ class Progress:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         # Used only by the thread that calls `look`: time of its last line, the
-        # place last reported as stalled, and the stall at which to report next.
+        # place last reported as stalled, and the seconds without a move after
+        # which that place is reported again.
         self._said = float("-inf")
         self._stuck: Place | None = None
         self._again = 0.0

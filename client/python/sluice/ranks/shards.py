@@ -66,7 +66,7 @@ class Shard:
 def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
           labels: Tensor | None, position_ids: Tensor | None) -> Shard:
     """Returns the rows `own` (None: all) of whole sequences [B, S], with labels
-    shifted before they are cut."""
+    shifted before the rows are cut."""
     _check_shapes(input_ids, labels, position_ids)
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1],
