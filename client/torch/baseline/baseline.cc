@@ -51,8 +51,8 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 // --- autograd functions ------------------------------------------------------
-// They replace ATen's graph where it would be needlessly large (RMSNorm, RoPE)
-// or has no operator (head exchange).
+// They replace ATen's operators where the graph would be needlessly large
+// (RMSNorm, RoPE), or where ATen has no operator (head exchange).
 
 // Computes x / rms(x) * weight over the last dimension, in fp32.
 struct RmsNormFunction : Function<RmsNormFunction> {
@@ -223,7 +223,7 @@ HeadTensors Rotate(HeadTensors heads, const Rotation& rotation) {
   return heads;
 }
 
-// Projects q, k and v of the norm's output `h`, in token layout.
+// Computes q, k and v from the norm's output `h`, in token layout.
 HeadTensors ProjectHeads(const stream::ModelShape& model, const at::Tensor& h,
                          const LayerTensors& w) {
   const int64_t dim = model.head_dim();
@@ -277,7 +277,7 @@ using LayerMember = at::Tensor LayerTensors::*;
 class Section {
  public:
   Section() = default;
-  // Adds the tensors of `parts` that the layer has as parameters.
+  // Adds a parameter for each tensor of `parts` that the layer has.
   Section(const LayerTensors& weights, const LayerTensors& gradients,
           std::initializer_list<std::span<const LayerMember>> parts) {
     for (const auto& members : parts) {

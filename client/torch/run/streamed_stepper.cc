@@ -143,8 +143,8 @@ plan::RankProfile StreamedStepper::Profile(
     named += c.given.keep.value_or(0) * all;
     stored += (c.must_swap ? 1 : c.given.swap.value_or(0)) * all;
   }
-  // Returns what `all` has in addition to the `told` bytes of the classes. It
-  // is exact, because the recording ran with the step's fractions.
+  // Returns what `all` has in addition to the `told` bytes of the classes. The
+  // result is exact, because the recording ran with the step's fractions.
   const auto beside = [](Bytes all, double told) {
     const double more = static_cast<double>(all.count()) - std::floor(told);
     return Bytes(static_cast<int64_t>(std::max(more, 0.0)));

@@ -25,8 +25,8 @@ from sluice.attention.intervals import Between, Whole, Window
 from sluice.base.precision import wide_dtype
 
 BYTES = 256 << 20  # limit in bytes of a strip's scores, over all its heads
-# Limit of a strip's rows. To fit into BYTES a strip first gets fewer heads, then
-# fewer rows, because with fewer rows k and v are read more often. Under a
+# Limit of a strip's rows. To fit into BYTES a strip first gets fewer heads, and
+# then fewer rows, because with fewer rows k and v are read more often. Under a
 # window, more rows reach more keys: on a CPU strips of 256 rows took a third of
 # the time of 1024 rows with a window of 256 keys, and as long without a window.
 _ROWS = 256

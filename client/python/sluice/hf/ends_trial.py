@@ -181,7 +181,7 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
         ends.says_positions = said
         if _first_is_same(ends, given, plain):
             ends.takes.add(what)
-    except Exception:  # e.g. it has no such argument
+    except Exception:  # e.g. the decoder has no such argument
         ends.says_positions = said
 
 

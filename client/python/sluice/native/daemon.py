@@ -79,9 +79,8 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 
 def available_bytes(root: str = "/") -> int:
-    """Returns the bytes that this process can still allocate: the least that is
-    free on the machine and in each of the process's cgroups. `root`: a folder
-    with proc and sys."""
+    """Returns the bytes that this process can still allocate: the least free
+    bytes of the machine and of this process's cgroups. `root` has proc, sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
