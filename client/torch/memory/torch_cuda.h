@@ -22,9 +22,9 @@ class TorchCuda {
  public:
   virtual ~TorchCuda() = default;
 
-  // Sets the calling thread's current GPU. When libraries have used another GPU,
-  // they return to the current one, which makes a context on the current one. So
-  // a rank's thread selects its own GPU before anything else.
+  // Sets the calling thread's current GPU. A library that has used another GPU
+  // returns to the current one, and the return makes a context there. So a
+  // rank's thread selects its own GPU before anything else.
   virtual void SetDevice(c10::DeviceIndex device) = 0;
 
   // Returns the calling thread's stream, on which torch enqueues (a CUstream;
