@@ -6,7 +6,7 @@
 // CudaBackend of it lives.
 //
 // Throws what ATen throws. Thread safety: pure functions; call InstallBackend
-// while no thread computes on its GPU.
+// while no thread computes on `gpu`.
 #pragma once
 
 #include <ATen/core/Tensor.h>

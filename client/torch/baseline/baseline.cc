@@ -538,11 +538,11 @@ class BaselineRun : private Run {
 
 // --- alst --------------------------------------------------------------------
 // Arctic Long Sequence Training (arXiv 2506.13996; DeepSpeed's
-// runtime/sequence_parallel/ulysses_sp.py). Attention is whole. All else, the
-// loss included, runs over tiles of rows that backward computes again with
-// gradients (TiledMLP), so no [rows, ffn] and no [rows, vocab] tensor exists.
+// runtime/sequence_parallel/ulysses_sp.py). Attention is whole. The rest of a
+// layer runs over tiles of rows, which backward computes again with gradients
+// (TiledMLP), the loss over tiles once: no [rows, ffn or vocab] tensor exists.
 //
-// It is leaner than the original where that costs nothing: norms, projections
+// This is leaner than the original where that costs nothing: norms, projections
 // and RoPE are tiled too, gradients overwrite the tensors that they belong to,
 // and q, k and v are exchanged one after the other. The peak, inside
 // attention's backward, is 10 hidden states of this rank's rows without grouped

@@ -57,7 +57,7 @@ class Slot {
   bool blocked_ = false;     // fetch ring: until FetchRing::Unblock
 };
 
-// The ring has slots * slot_bytes bytes, 64-byte aligned, the first slot last.
+// The ring has slots * slot_bytes bytes, 64-byte aligned, slot 0 at the end.
 struct RingMemory {
   at::Device device;
   std::byte* data = nullptr;

@@ -54,11 +54,11 @@ class HostArena:
     `device` is the tensors' device: the CPU if the session's GPU is simulated,
     else that GPU.
 
-    Methods raise `Error`: FAILED_PRECONDITION after `close`, for a tensor
-    that was dropped or belongs to another arena, and in a forked child;
-    otherwise the error of a failed copy or lease. A refused call changes no
-    tensor that the arena holds. After an interrupt (Ctrl-C) within a call,
-    later calls work on the tensors that the arena still holds.
+    Methods raise `Error`: FAILED_PRECONDITION after `close`, for a tensor that
+    was dropped or belongs to another arena, and in a forked child;
+    UNIMPLEMENTED for another device; the error of a failed copy or lease. A
+    refused call changes no tensor that the arena holds. After an interrupt
+    (Ctrl-C) in a call, later calls work on the tensors that the arena holds.
 
     On a GPU all copies are ordered against torch's current stream of the
     calling thread ([Note: streams] in compute_device). A wait orders later

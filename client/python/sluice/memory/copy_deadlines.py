@@ -83,7 +83,7 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # Size -> (least slack of this window, of the last one, copies in this).
+        # Size -> (least slack of this window and the previous, copies in this).
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:

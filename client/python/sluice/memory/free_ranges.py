@@ -2,8 +2,8 @@
 
 [Note: interrupted books] Ctrl-C may come between any two lines of code. A range
 that one table of `FreeRanges` has and another lacks could be handed out twice,
-and two tensors would share its bytes. So a flag marks inconsistent tables while
-they change. If a change was interrupted, the object refuses later calls,
+and two tensors would share its bytes. So a flag marks the tables inconsistent
+while they change. If a change was interrupted, the object refuses later calls,
 and its owner (slabs, slots) replaces it by a new object, made by `around`.
 """
 from __future__ import annotations

@@ -34,7 +34,7 @@ class Call:
     # Reseeds, so that all ranks draw the same random numbers from then on; set
     # only if the decoder must return the rows of all ranks.
     rejoin: Callable[[int, torch.device], None] | None = None
-    own_rows: Tensor | None = None  # rows that the decoder returned; None: all
+    own_rows: Tensor | None = None  # indices of the returned rows; None: all
     blind: Tensor | None = None  # bool [B or 1, S], padding that saw no key
     plain: Forward | None = None  # set if all layers of the decoder ran plain
     # agreement.Asked of the causal model, if the decoder's call compares it.

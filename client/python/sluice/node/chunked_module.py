@@ -3,8 +3,8 @@
 [Note: chunked module]
 Forward runs the module's own forward on each chunk of rows, without autograd,
 and keeps only the module's input, in the host. Backward goes from the last
-chunk to the first: it runs the own forward again (the replay), with autograd,
-and then the chunk's backward. The activations of one chunk exist at a time.
+chunk to the first: it runs the module's forward again (the replay), with
+autograd, then the chunk's backward. One chunk's activations exist at a time.
 """
 from __future__ import annotations
 

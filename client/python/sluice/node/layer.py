@@ -52,9 +52,9 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs after y in the layer's tuple; None: y is no tuple's.
+        # Number of outputs after y in the layer's tuple; None: no tuple.
         self._beside: int | None = None
-        self._chunk = self._site = 0  # numbers of the chunk and its next call
+        self._chunk = self._site = 0  # indices: chunk, its next attend()
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # the rows that the running forward has
         # `_parts` is set in a compared replay, `_compared` while a part runs.

@@ -114,7 +114,7 @@ class Step:
         self.spared: MutableMapping[nn.Module, Spared] = {}
         # Layers that number their rows; see [Note: numbered rows] in rows.
         self.numbered: Container[nn.Module] = ()
-        self.first_row = 0  # number that they give to the first row
+        self.first_row = 0  # number of the first row in `numbered` layers
         self.forget_handed()
         self.carriers = carriers  # layers that carry a state along the rows
         # See [Note: whole layers] in whole_layers.

@@ -37,7 +37,7 @@ from sluice.base.arguments import invalid
 from sluice.base.errors import PeerFailed, Status, Unsupported
 from sluice.ranks.board import Board
 
-_made: collections.Counter[str] = collections.Counter()  # by group's name
+_made: collections.Counter[str] = collections.Counter()  # `Ranks` by group
 
 LOOK_S = 1.0  # interval at which a waiting rank reads the board
 # Tenths of a second that a rank waits, after a collective has failed, for a
