@@ -260,7 +260,7 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
 
 // Returns the planned fractions, with one value on all ranks for q, k and v,
 // because a rank stores those of its heads for the rows of all ranks. Plans of
-// several nodes may differ; the least fits everywhere.
+// several nodes may differ; the smallest fraction fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {

@@ -208,7 +208,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
         wanted = [*inputs, *distinct(slots(part))]
         out = whole(*inputs)
         if not all(any(end is t for t in wanted) for end in leaves(out)):
-            return False  # it depends on a weight of an unknown module
+            return False  # `out` depends on a weight of an unknown module
         if not out.requires_grad:
             continue
         pairs = [torch.autograd.grad(o, wanted, weights(o), allow_unused=True)

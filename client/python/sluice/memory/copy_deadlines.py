@@ -39,7 +39,7 @@ class ComputeClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seconds = 0.0  # up to `_last`
+        self._seconds = 0.0  # the clock's time at `_last`
         self._last: compute_device.Moment | None = None
         self._unread: deque[tuple[compute_device.Moment,
                                   Callable[[float], None] | None]] = deque()

@@ -56,7 +56,7 @@ class Size(NamedTuple):
 @dataclass(eq=False)
 class _Graph:
     """Lives as long as the autograd graph of layers or a head that ran plain.
-    `nbytes`: what it keeps; 0 once its backward has begun."""
+    `nbytes`: bytes that the graph keeps; 0 once its backward has begun."""
 
     nbytes: int
 

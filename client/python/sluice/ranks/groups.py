@@ -39,7 +39,7 @@ from sluice.ranks.board import Board
 
 _made: collections.Counter[str] = collections.Counter()  # `Ranks` by group
 
-LOOK_S = 1.0  # interval at which a waiting rank reads the board
+LOOK_S = 1.0  # seconds between two reads of the board by a waiting rank
 # Tenths of a second that a rank waits, after a collective has failed, for a
 # report of the death that caused the failure.
 NEWS_TICKS = 20

@@ -45,7 +45,7 @@ class Shard:
     input_ids: Tensor  # [B, own rows]
     position_ids: Tensor  # [1 or B, own rows], positions in the whole sequence
     shift_labels: Tensor | None  # [B, own rows]; -100: ignored
-    count: Tensor | None  # (): labels of the whole sequences, without -100
+    count: Tensor | None  # (): number of labels but -100, in all rows
     _ranks: Ranks | None = field(repr=False)
 
     @takes("Shard.mean", total=Kind(
