@@ -39,8 +39,8 @@ namespace sluice::runtime {
 // Keeps the inputs of alst's layers in leased host memory, copied by the rank's
 // engine.
 //
-//   forward   Save(i, x) starts the copy out; AwaitSaved before writing to x
-//   backward  Fetch(i) may start the copy in early; Take(i) waits and returns
+//   forward   Save(i, x) copies x out; x may be written after AwaitSaved
+//   backward  Fetch(i) may start the copy back early; Take(i) waits and returns
 //             the tensor
 //
 // Keeps every tensor alive that a copy reads or writes, so that its memory is

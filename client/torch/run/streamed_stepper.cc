@@ -66,9 +66,9 @@ StreamContext::Options StreamedStepper::StreamOptions(
 
 // Leases the same size for all fractions if there is room: while this process
 // lives, a freed extent is reused only as a whole, so a second size would take
-// more of the node's host memory, which the plan has just given to others. If
-// room is tight, spare_ holds the lease until the run has its own, so that the
-// plan may count on it. Returns null if host_ or spare_ is large enough.
+// more of the node's host memory, which the plan has just given to other ranks.
+// If room is tight, spare_ holds the lease until the run has its own, so that
+// the plan may count on it. Returns null if host_ or spare_ is large enough.
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);

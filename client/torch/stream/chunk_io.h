@@ -144,7 +144,7 @@ class FetchRing : public Ring {
  private:
   friend class Fetches;
   PendingWeights* pending_;
-  size_t next_ = 0;  // the slot the next fetch goes to
+  size_t next_ = 0;  // the slot of the next fetch
 };
 
 // A program of fetches through a ring: issued in order, as far ahead as the
