@@ -32,7 +32,7 @@ inline Bytes SizeOf(const at::Tensor& tensor) {
   return Bytes(static_cast<int64_t>(tensor.nbytes()));
 }
 
-// Returns a tensor over memory of `device`, which it does not own.
+// Returns a tensor over memory of `device`. It does not own the memory.
 at::Tensor ViewOf(void* data, at::IntArrayRef sizes, at::ScalarType type,
                   at::Device device);
 

@@ -81,7 +81,7 @@ def stream(model: nn.Module | None = None,
         from the third training step on the daemon's plan (`Stream.plan`).
       check: which chunks' replays are compared bit by bit with their first
         forwards and, up to rounding, with a run in two parts: "first": all in
-        the first step, then one of each kind of layer per step; "always": all;
+        the first step, then one per kind of layer and step; "always": all;
         "off": none.
       min_tokens: sequences of fewer tokens are not streamed.
       head: "whole": also with labels, the model's own head and loss run over
@@ -186,14 +186,14 @@ def stream(model: nn.Module | None = None,
 def stream_layers(layers: Layers, config: StreamConfig | None = None,
                   **fields: Any) -> Stream:
     """Streams decoder layers that belong to no model of transformers: calls
-    `stream` with its fields `layers` and `attention`."""
+    `stream` with the arguments `layers` and `attention`."""
     return stream(None, config, layers=layers, attention="sdpa", **fields)
 
 
 @takes("of", model=MODULE)
 def of(model: nn.Module) -> Stream | None:
     """Returns the stream of `model`, or of the model that it wraps (PEFT, DDP,
-    torch.compile) or holds; None if it is not streamed.
+    torch.compile) or holds; None if there is none.
 
     Raises:
       Invalid: `model` holds several streamed models.

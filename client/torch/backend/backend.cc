@@ -40,7 +40,7 @@ int64_t Rows(const ops::RopeShape& shape) { return shape.rows; }
 int64_t Rows(const ops::SwigluShape& shape) { return shape.elements; }
 int64_t Rows(const ops::SoftmaxShape& shape) { return shape.rows; }
 
-// The least number of elements per thread.
+// The minimum number of elements per thread.
 constexpr int64_t kElementsOfThread = int64_t{1} << 15;
 template <typename Shape>
 int64_t RowsOfThread(const Shape& shape) {

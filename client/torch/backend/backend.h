@@ -6,7 +6,7 @@
 // CudaBackend of it lives.
 //
 // Throws what ATen throws. Thread safety: pure functions; call InstallBackend
-// while no thread computes on that GPU.
+// while no thread computes on `gpu`.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +26,7 @@ struct AttentionResult {
   at::Tensor output, lse;
 };
 
-// The queries of a block's backward. `output` and `lse` are of whole rows.
+// The queries of a block's backward, with `output` and `lse` over all keys.
 struct QueryRows {
   at::Tensor q, output_gradient, output, lse;
 };
@@ -97,8 +97,8 @@ class Backend {
   virtual std::string KernelName(at::ScalarType type,
                                  int64_t head_dim) const = 0;
 
-  // Computes attention, which autograd may differentiate. Causal: k has as many
-  // rows as q.
+  // Computes attention, which autograd may differentiate. If `causal`, k has as
+  // many rows as q.
   virtual AttentionResult Attend(const at::Tensor& q, const at::Tensor& k,
                                  const at::Tensor& v, bool causal) const = 0;
   virtual AttentionGradients AttendBackward(const QueryRows& queries,
@@ -111,8 +111,8 @@ class Backend {
 
   virtual void Compute(const TokenMath& what) const = 0;
 
-  // Adds dY^T X and sum(dY) for linear layers with the same input [rows, in].
-  // Products are computed in the input's dtype and summed in fp32.
+  // Adds dY^T X and sum(dY), summed in fp32, for linear layers with the same
+  // input [rows, in].
   virtual void AddWeightGradients(
       const at::Tensor& x,
       std::initializer_list<LinearGradients> layers) const = 0;
@@ -133,7 +133,7 @@ const Backend& BackendOf(const at::Tensor& tensor);
 // Sets a GPU's backend; null removes it.
 void InstallBackend(at::Device gpu, const Backend* backend);
 
-// Batched views [rows, heads, dim] as [1, heads, rows, dim]; Flat reverses it.
+// `Batched` turns [rows, heads, dim] into [1, heads, rows, dim], `Flat` back.
 inline at::Tensor Batched(const at::Tensor& t) {
   return t.transpose(0, 1).unsqueeze(0);
 }

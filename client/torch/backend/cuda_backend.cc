@@ -63,7 +63,7 @@ AttentionGradients FlashBackward(const QueryRows& queries, const at::Tensor& k,
 
 // --- efficient: [1, heads, rows, dim], one number of heads for q, k and v ----
 
-constexpr int64_t kLseAlignment = 32;  // of rows, in efficient kernels
+constexpr int64_t kLseAlignment = 32;  // rows; efficient kernels pad lse
 
 // Repeats each head of k or v for the queries of its group.
 at::Tensor Expanded(const at::Tensor& t, int64_t heads) {

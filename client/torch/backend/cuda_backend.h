@@ -21,7 +21,7 @@ namespace sluice::runtime {
 // the GPU's backend until the result is destroyed. If torch's current stream of
 // the calling thread is CUDA's default one, which waits for all others, the
 // driver's compute stream replaces it while the result lives. The GPU becomes
-// the calling thread's current one for good. `driver` outlives the result.
+// the calling thread's current GPU, and stays so. `driver` outlives the result.
 // Backend::Check refuses what kernel `asked` cannot compute. Unavailable: as
 // LoadTorchCuda. Unimplemented: a build without CUDA.
 absl::StatusOr<std::unique_ptr<Backend>> OpenCudaBackend(

@@ -51,8 +51,8 @@ using torch::autograd::Function;
 using torch::autograd::variable_list;
 
 // --- autograd functions ------------------------------------------------------
-// They replace ATen's graph where it would be needlessly large (RMSNorm, RoPE)
-// or has no operator (head exchange).
+// They replace ATen's operators where the graph would be needlessly large
+// (RMSNorm, RoPE), or where ATen has no operator (head exchange).
 
 // Computes x / rms(x) * weight over the last dimension, in fp32.
 struct RmsNormFunction : Function<RmsNormFunction> {
@@ -223,7 +223,7 @@ HeadTensors Rotate(HeadTensors heads, const Rotation& rotation) {
   return heads;
 }
 
-// Projects q, k and v of the norm's output `h`, in token layout.
+// Computes q, k and v from the norm's output `h`, in token layout.
 HeadTensors ProjectHeads(const stream::ModelShape& model, const at::Tensor& h,
                          const LayerTensors& w) {
   const int64_t dim = model.head_dim();
@@ -277,7 +277,7 @@ using LayerMember = at::Tensor LayerTensors::*;
 class Section {
  public:
   Section() = default;
-  // Adds the tensors of `parts` that the layer has as parameters.
+  // Adds a parameter for each tensor of `parts` that the layer has.
   Section(const LayerTensors& weights, const LayerTensors& gradients,
           std::initializer_list<std::span<const LayerMember>> parts) {
     for (const auto& members : parts) {
@@ -538,11 +538,11 @@ class BaselineRun : private Run {
 
 // --- alst --------------------------------------------------------------------
 // Arctic Long Sequence Training (arXiv 2506.13996; DeepSpeed's
-// runtime/sequence_parallel/ulysses_sp.py). Attention is whole. All else, the
-// loss included, runs over tiles of rows that backward computes again with
-// gradients (TiledMLP), so no [rows, ffn] and no [rows, vocab] tensor exists.
+// runtime/sequence_parallel/ulysses_sp.py). Attention is whole. The rest of a
+// layer runs over tiles of rows, which backward computes again with gradients
+// (TiledMLP), the loss over tiles once: no [rows, ffn or vocab] tensor exists.
 //
-// It is leaner than the original where that costs nothing: norms, projections
+// This is leaner than the original where that costs nothing: norms, projections
 // and RoPE are tiled too, gradients overwrite the tensors that they belong to,
 // and q, k and v are exchanged one after the other. The peak, inside
 // attention's backward, is 10 hidden states of this rank's rows without grouped

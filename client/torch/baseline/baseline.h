@@ -5,8 +5,8 @@
 //   keep-all   every layer's autograd graph stays until its backward
 //   recompute  only layer inputs stay; a layer runs again, with gradients, in
 //              backward (full activation checkpointing)
-//   alst       layer inputs are in host memory; everything but attention runs
-//              over tiles of rows, in forward and when it is recomputed
+//   alst       layer inputs are in host memory; all of a layer but attention
+//              runs over tiles of rows, in forward and when it is recomputed
 //
 // Backward runs one layer at a time. Besides weights and gradients, recompute's
 // peak is at most (layers + 32) x [local rows, hidden]; alst's is at most 14 x
@@ -39,8 +39,8 @@ namespace sluice::runtime {
 // Keeps the inputs of alst's layers in leased host memory, copied by the rank's
 // engine.
 //
-//   forward   Save(i, x) starts the copy out; AwaitSaved before writing to x
-//   backward  Fetch(i) may start the copy in early; Take(i) waits and returns
+//   forward   Save(i, x) copies x out; x may be written after AwaitSaved
+//   backward  Fetch(i) may start the copy back early; Take(i) waits and returns
 //             the tensor
 //
 // Keeps every tensor alive that a copy reads or writes, so that its memory is

@@ -34,7 +34,7 @@ class NcclRanks final : public Collectives {
   // that another rank is still receiving. Either all ranks shut down or none,
   // because a finalized communicator waits for the others.
   ~NcclRanks() override {
-    // The memory of begun operations may be unmapped once the stream is idle.
+    // Callers may unmap begun operations' memory once the stream is idle.
     AwaitBegun().IgnoreError();
     {
       const MutexLock lock(mutex_);

@@ -71,8 +71,8 @@ std::vector<NamedTensor> NamedTensors(const stream::ModelShape& config,
 std::vector<std::vector<int64_t>> TensorShapes(
     const stream::ModelShape& config);
 
-// Receives the weights with this index in NamedTensors(), as a contiguous
-// tensor that the receiver owns.
+// Receives the weight with this index in NamedTensors(), as a contiguous tensor
+// that the receiver owns.
 using TakeDrawn = std::function<absl::Status(size_t index, at::Tensor drawn)>;
 
 // Draws a model's initial weights and calls `take` for each tensor, up to its

@@ -19,7 +19,7 @@ T* Elements(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
 }
 
-// Calls body.operator()<T>() for the element type of fp32 or bf16.
+// Calls body.operator()<T>() with T for `type`, which is fp32 or bf16.
 void ForElement(at::ScalarType type, auto&& body) {
   if (type == at::kFloat) return body.template operator()<float>();
   SLUICE_CHECK(type == at::kBFloat16);

@@ -1,4 +1,4 @@
-// The rank's HBM: once armed, it serves every c10 allocation of the process on
+// The rank's HBM: once armed, it serves each c10 allocation of this process on
 // the device (on sim the CPU), on any thread, from a leased region. When memory
 // runs out, it throws c10::OutOfMemoryError with the bytes asked, used and
 // planned. A block is found by its address, so late frees and frees from other

@@ -22,8 +22,8 @@ class TorchCuda {
  public:
   virtual ~TorchCuda() = default;
 
-  // Sets the calling thread's current GPU. Libraries return to the current GPU
-  // after they have used another one, and that makes a context there. So a
+  // Sets the calling thread's current GPU. A library that has used another GPU
+  // returns to the current one, and the return makes a context there. So a
   // rank's thread selects its own GPU before anything else.
   virtual void SetDevice(c10::DeviceIndex device) = 0;
 

@@ -23,8 +23,8 @@ namespace {
 
 using Options = Collectives::Options;
 
-// A rank that has not connected after this time was never started. Waiting as
-// long as for a slow collective would hide that for half an hour.
+// A rank not connected after this time counts as never started. Waiting as long
+// as for a slow collective would hide that for half an hour.
 constexpr double kConnectTimeoutS = 120;
 
 double ConnectTimeoutS(const Options& options) {

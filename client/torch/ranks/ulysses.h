@@ -35,7 +35,7 @@ namespace sluice::runtime {
 
 // The rows of a chunk that are exchanged: `count[p]` of rank p. On the head
 // side, rank p's rows of k and v begin at row `begin[p]`; q and o begin with
-// those of the part's first rank. A token-side tensor has this rank's count.
+// the rows of the part's first rank. A token-side tensor has this rank's count.
 struct RowRuns {
   std::vector<int64_t> begin, count;
 

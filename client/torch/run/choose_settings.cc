@@ -151,7 +151,7 @@ class Chooser {
     return AllAgree(context_.collectives, fits);
   }
 
-  // Returns the least seconds of a step with chunks of this size.
+  // Returns the least predicted seconds of a step with chunks of this size.
   absl::StatusOr<double> Try(int64_t chunk) {
     const stream::StreamOptions probe = ProbeOf(chunk);
     std::vector<plan::SegmentKind> recorded;

@@ -115,8 +115,8 @@ class RankMemory {
 // execution requests.
 //
 // NCCL's memory, tens to hundreds of MiB per rank, is allocated before the
-// lease: it then counts as held outside, and leases and plans leave room for
-// it. A later allocation would fail if the pool has no spare memory.
+// lease: it then counts as held outside of leases, and leases and plans leave
+// room for it. A later allocation would fail if the pool has no spare memory.
 //
 // Thread safety: call them on the thread that will compute, on its stream.
 
@@ -137,7 +137,7 @@ void DropWorkspaces(c10::Device device);
 // Makes NCCL allocate its communicator and connections, and has the session
 // measure that memory for the daemon. Collective over all ranks of `gpus` (from
 // ConnectDevice), after RankMemory::Open and before any rank leases. Holds a
-// lease of the least size while it runs. ResourceExhausted: not even that is
+// lease of the smallest size while it runs. ResourceExhausted: not even that is
 // free. Unavailable: a collective failed.
 absl::Status WarmUpCommunicators(RankMemory& memory, Collectives& gpus);
 

@@ -66,9 +66,9 @@ StreamContext::Options StreamedStepper::StreamOptions(
 
 // Leases the same size for all fractions if there is room: while this process
 // lives, a freed extent is reused only as a whole, so a second size would take
-// more of the node's host memory, which the plan has just given to others. If
-// room is tight, spare_ holds the lease until the run has its own, so that the
-// plan may count on it. Returns null if host_ or spare_ is large enough.
+// more of the node's host memory, which the plan has just given to other ranks.
+// If room is tight, spare_ holds the lease until the run has its own, so that
+// the plan may count on it. Returns null if host_ or spare_ is large enough.
 absl::StatusOr<std::unique_ptr<client::Region>>
 StreamedStepper::LeaseForCalibration(const stream::StreamOptions& options) {
   const Bytes needed = stream::HostBytes(options);
@@ -143,8 +143,8 @@ plan::RankProfile StreamedStepper::Profile(
     named += c.given.keep.value_or(0) * all;
     stored += (c.must_swap ? 1 : c.given.swap.value_or(0)) * all;
   }
-  // Returns what `all` has in addition to the `told` bytes of the classes. It
-  // is exact, because the recording ran with the step's fractions.
+  // Returns what `all` has in addition to the `told` bytes of the classes. The
+  // result is exact, because the recording ran with the step's fractions.
   const auto beside = [](Bytes all, double told) {
     const double more = static_cast<double>(all.count()) - std::floor(told);
     return Bytes(static_cast<int64_t>(std::max(more, 0.0)));
@@ -260,7 +260,7 @@ stream::FractionMap StreamedStepper::PlannedFractions() const {
 
 // Returns the planned fractions, with one value on all ranks for q, k and v,
 // because a rank stores those of its heads for the rows of all ranks. Plans of
-// several nodes may differ; the least fits everywhere.
+// several nodes may differ; the smallest fraction fits everywhere.
 absl::StatusOr<stream::FractionMap> StreamedStepper::AgreedFractions() const {
   stream::FractionMap fractions = PlannedFractions();
   for (auto& [name, f] : fractions) {

@@ -57,7 +57,7 @@ class Slot {
   bool blocked_ = false;     // fetch ring: until FetchRing::Unblock
 };
 
-// The ring has slots * slot_bytes, 64-byte aligned, the first slot at the end.
+// The ring has slots * slot_bytes bytes, 64-byte aligned, slot 0 at the end.
 struct RingMemory {
   at::Device device;
   std::byte* data = nullptr;
@@ -89,7 +89,7 @@ class StagingRing : public Ring {
   at::Tensor Take(at::IntArrayRef sizes, at::ScalarType type) {
     return slots_[current_].Take(sizes, type);
   }
-  // Returns a piece that is all of `to`: the memory of `to` if it is resident.
+  // Returns a piece as large as `to`; the memory of `to` if `to` is resident.
   at::Tensor TakeFor(const ChunkBuffer& to, at::IntArrayRef sizes,
                      at::ScalarType type);
   // Queues contiguous `from` (in the current slot) for `to`, at `offset`. Does
@@ -116,7 +116,7 @@ class Fetch {
   void Field(int64_t size);
   // Adds a field with room for one whole buffer, without copying it.
   void Space(ChunkBuffer& buffer);
-  // Copies bytes [offset, offset + size) of `from` to `at` of the field.
+  // Copies bytes [offset, offset + size) of `from` to byte `at` of the field.
   void Piece(ChunkBuffer& from, int64_t offset, int64_t at, int64_t size);
   // Adds a field that is one whole buffer.
   void Whole(ChunkBuffer& from);
@@ -144,7 +144,7 @@ class FetchRing : public Ring {
  private:
   friend class Fetches;
   PendingWeights* pending_;
-  size_t next_ = 0;  // the slot the next fetch goes to
+  size_t next_ = 0;  // the slot of the next fetch
 };
 
 // A program of fetches through a ring: issued in order, as far ahead as the

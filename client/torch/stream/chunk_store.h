@@ -60,7 +60,7 @@ class ChunkStore {
     return scratch_[static_cast<int>(which)][m];
   }
 
-  // Returns the first free whole sequence of hidden states, or -1.
+  // Returns the first free unit (hidden states of the sequence), or -1.
   int64_t TakeHidden();
   void GiveHidden(int64_t unit);
   // Ends the use of a layer's saved rows and scratch (with SLUICE_POISON, fills

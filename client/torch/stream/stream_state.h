@@ -67,8 +67,8 @@ class StreamState final : public StreamContext {
   KeptStore kept;
   HeadExchange exchange;
 
-  // Write (in forward) and Read (in backward) give access to a class's rows of
-  // chunk m, with the next piece of the staging slot or of `slot`.
+  // Return access to a class's rows of chunk m, in forward (Write) or backward
+  // (Read), with the next piece of the staging slot or of `slot`.
   RowWriter Write(int64_t layer, stream::Class which, int64_t m);
   RowReader Read(int64_t layer, stream::Class which, int64_t m, Slot& slot);
 
@@ -76,14 +76,14 @@ class StreamState final : public StreamContext {
   // copies of the former phase have ended. REQUIRES: no Fetches of the former
   // phase is alive.
   absl::Status Enter(stream::Phase phase);
-  // The first fetches of phase `next` may arrive while the last chunk of this
-  // phase, `unsent`, is computed, in slots behind the memory that it still uses
-  // (staging, inputs, sums). Fetches of `unsent` wait for Enter.
+  // Lets the first fetches of phase `next` arrive while the last chunk of this
+  // phase, `unsent`, is computed, in slots behind the memory that this phase
+  // still uses (staging, inputs, sums). Fetches of `unsent` wait for Enter.
   absl::Status Prepare(stream::Phase next, int64_t unsent);
   // Returns the chunk that no fetch may read yet; -1 if there is none.
   int64_t unsent() const { return unsent_; }
   StagingRing& staging() { return rings_->staging; }
-  // These return rings of the prepared phase if there is one, else the current.
+  // Return rings of the prepared phase if there is one, else the current ones.
   FetchRing& inputs() { return latest().inputs; }
   FetchRing& blocks() { return latest().blocks; }
   FetchRing& gradients() { return latest().gradients; }

@@ -52,9 +52,9 @@ class StreamContext {
 //
 // `tokens` and `labels` are int64 [layout.total_local_rows(rank)] in HBM: this
 // rank's rows of chunk 0, then of chunk 1, ... Labels are already shifted; -100
-// is ignored. `global_count` is the number of other labels over all ranks (and
-// micro-batches). InvalidArgument: a tensor on another device than the
-// context's, or with another number of rows.
+// is ignored. `global_count` is the number of labels other than -100 over all
+// ranks (and micro-batches). InvalidArgument: a tensor on another device than
+// the context's, or with another number of rows.
 absl::StatusOr<StepResult> StreamedStep(StreamContext& context,
                                         const ModelTensors& weights,
                                         ModelTensors& gradients,

@@ -34,8 +34,8 @@ from sluice.native import abi
 # Kernels with a backward that reads o in fp32, not in q's dtype.
 READ_WIDE = {CPU, SCORES}
 _NOTHING = -math.inf  # lse of a row that has seen no key
-# _STRIP: rows of a strip. _CUT: most rows of a block that is cut. In a larger
-# block tiles have 256 rows, and the kernel skips most tiles that no row sees.
+# _STRIP: rows of a strip. _CUT: a block with more rows is not cut, because its
+# tiles have 256 rows, and the kernel skips most tiles that no row sees.
 _STRIP, _CUT = 192, 512
 
 

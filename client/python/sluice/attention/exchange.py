@@ -68,7 +68,7 @@ class _Scatter(torch.autograd.Function):
 def gather(ranks: Ranks, sizes: Sequence[int], parts: Sequence[Tensor]
            ) -> list[Tensor]:
     """Exchanges each part [B, P * h, own rows, D] -> [B, h, all rows, D];
-    `sizes` are the rows of each rank. A collective."""
+    `sizes` has each rank's number of rows. A collective."""
     batch, rows = parts[0].shape[0], parts[0].shape[2]
     send = torch.cat([p.unflatten(1, (ranks.size, -1)).transpose(0, 1)
                       .reshape(ranks.size, -1) for p in parts], dim=1)

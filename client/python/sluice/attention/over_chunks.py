@@ -117,7 +117,7 @@ class Question:
 
 
 class Attend(torch.autograd.Function):
-    """Computes o [B, H, c, Dv] of q [B, H, c, D] over all keys that it sees.
+    """Computes o [B, H, c, Dv] of q [B, H, c, D] over all keys that q sees.
 
     Forward keeps what backward needs in `question.site`. Backward returns the
     gradients of q, of this chunk's own k and v, and of the sinks [H].

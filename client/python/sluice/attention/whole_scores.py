@@ -24,9 +24,9 @@ from torch import Tensor
 from sluice.attention.intervals import Between, Whole, Window
 from sluice.base.precision import wide_dtype
 
-BYTES = 256 << 20  # most bytes of a strip's scores, over all its heads
-# Most rows of a strip. To fit into BYTES a strip first gets fewer heads, then
-# fewer rows, because with fewer rows k and v are read more often. Under a
+BYTES = 256 << 20  # limit in bytes of a strip's scores, over all its heads
+# Limit of a strip's rows. To fit into BYTES a strip first gets fewer heads, and
+# then fewer rows, because with fewer rows k and v are read more often. Under a
 # window, more rows reach more keys: on a CPU strips of 256 rows took a third of
 # the time of 1024 rows with a window of 256 keys, and as long without a window.
 _ROWS = 256
@@ -51,7 +51,7 @@ class Strip(NamedTuple):
     rows: slice
 
     def of(self, x: Tensor, groups: int) -> Tensor:
-        """Views x [B, H, c, d] as [b, g, heads that share k and v, r, d]."""
+        """Returns a view [b, g, heads that share k and v, r, d] of `x`."""
         return x.unflatten(1, (groups, -1))[self.batch, self.groups, :,
                                             self.rows]
 

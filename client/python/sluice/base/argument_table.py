@@ -116,5 +116,5 @@ def wants(module: nn.Module, given: dict[str, Any], name: str,
 
 
 def shifted(labels: Tensor) -> Tensor:
-    """Returns [B, S]: row i gets the label of row i + 1, the last IGNORED."""
+    """Returns [B, S]: in row i the label of row i + 1, in the last IGNORED."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]

@@ -1,4 +1,4 @@
-"""Interfaces of a model: `hf` implements them, the rooms below it use them."""
+"""Interfaces of a model: `hf` implements them, lower packages use them."""
 from __future__ import annotations
 
 import contextlib

@@ -42,7 +42,7 @@ class Causal:
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
-        self._tried: list[Any] = []  # `_calls` when `_sums_rows` ran last
+        self._tried: list[Any] = []  # `_calls()` at the last `_sums_rows()`
         self._adds_up = False
         self._inside = Inside(lambda: [
             m for m in self.head.modules() if m is not causal])

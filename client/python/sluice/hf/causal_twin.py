@@ -1,6 +1,6 @@
 """Twins of causal models (see [Note: twins] in twin).
 
-A small twin has as many of the first layers as contain each kind, and a
+A small twin has the first layers, up to the first layer of the last kind, and a
 vocabulary of the tokens that trials use. It refuses to run modules outside
 decoder and head (an image tower). If its trials fail, a whole twin is tried.
 """
@@ -21,7 +21,7 @@ from sluice.node.setting import plain_class
 from sluice.proof.captured_calls import first_of_kind, refusing
 from sluice.proof.twin import Hollow, Twin, fit_vocabulary
 
-LEAST = 2  # least layers of a small twin, so that code between layers runs
+LEAST = 2  # fewest layers of a small twin, so that code between layers runs
 TOKENS = 512  # vocabulary of a small twin; trials use ids below 500
 
 

@@ -46,7 +46,7 @@ class Dealing:
         self.layers = list(adapter.layers)  # before anything wraps them
         # Arguments of layers that come from the run on a rank's own rows.
         self.made_of_rows: set[Place] = set()
-        # Maps an argument that cannot be dealt if it has zeros to the reason.
+        # By argument: the reason why it cannot be dealt if it has zeros.
         self.undealt: dict[str, str] = {}
         # Whether zeros in place of embeddings may be expanded from one number.
         self.expands = True

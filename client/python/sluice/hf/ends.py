@@ -273,8 +273,8 @@ class Left(NamedTuple):
 
 
 class FirstCall(chunked_module.ChunkedCall):
-    """One run of the code before the layers. It holds little memory per row, so
-    it runs on several chunks at once unless hidden states are in the host."""
+    """One run of the code before the layers. As a row needs little memory, it
+    covers several chunks at once unless hidden states are in the host."""
 
     def __init__(self, ends: Ends, step: Step, given: dict[str, Any]):
         joined = None if isinstance(step.hidden, InHost) else [

@@ -181,7 +181,7 @@ def _try_argument(ends: Ends, ids: Tensor, what: str, name: str,
         ends.says_positions = said
         if _first_is_same(ends, given, plain):
             ends.takes.add(what)
-    except Exception:  # e.g. it has no such argument
+    except Exception:  # e.g. the decoder has no such argument
         ends.says_positions = said
 
 
@@ -208,7 +208,7 @@ def _gradients_are_same(ends: Ends, given: dict[str, Any], seen: _Seen) -> bool:
         wanted = [*inputs, *distinct(slots(part))]
         out = whole(*inputs)
         if not all(any(end is t for t in wanted) for end in leaves(out)):
-            return False  # it depends on a weight of an unknown module
+            return False  # `out` depends on a weight of an unknown module
         if not out.requires_grad:
             continue
         pairs = [torch.autograd.grad(o, wanted, weights(o), allow_unused=True)

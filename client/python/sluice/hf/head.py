@@ -25,7 +25,7 @@ from sluice.hf import routers
 from sluice.hf.ends import Ends
 from sluice.hf.stand_in import Instead, Output, Recorded
 
-ROWS = 256  # least rows of a chunk of the head
+ROWS = 256  # minimum rows of a chunk of the head
 # A chunk gets more rows while its logits take at most HIDDEN times the bytes of
 # the hidden states of a layer's chunk. The layer's own products take more.
 HIDDEN = 8

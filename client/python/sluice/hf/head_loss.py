@@ -2,8 +2,8 @@
 in forward; see [Note: chunked head] in head.
 
 [Note: routers' loss] A causal model may add a loss of its router logits to the
-loss of the labels. The model's own forward computes that part alone, in a call
-in which no row has a label. The first call with router logits checks, on FEW
+loss of the labels. The model's own forward computes the routers' loss alone if
+no row has a label. The first call with router logits checks, on FEW
 rows, that the two parts add up to the model's loss.
 """
 from __future__ import annotations

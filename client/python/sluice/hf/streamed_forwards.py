@@ -101,7 +101,7 @@ def refuse_adapters(model: nn.Module) -> None:
 
 
 def take_documents(module: nn.Module, given: dict[str, Any]) -> Tensor | None:
-    """Removes the descriptions of documents but position_ids from `given`.
+    """Removes descriptions of documents from `given`, except position_ids.
     Returns the first row [B, S] of each row's document, if any. Raises
     `Unsupported` with an attention_mask, or without position_ids that agree."""
     said = {name: given.pop(name, None) for name in argument_table.those("packed")}

@@ -23,8 +23,8 @@ _CLOSED = object()  # `_live` of a closed arena, and of no tensor
 
 
 def _whole(call: Callable) -> Callable:
-    """Serializes the calls of a method, and repairs the arena before the call
-    that follows an interrupted one ([Note: interrupted books] in slabs)."""
+    """Serializes the arena's calls, and repairs the arena before the call that
+    follows an interrupted one ([Note: interrupted books] in slabs)."""
     @functools.wraps(call)
     def whole(self: HostArena, *args: Any) -> Any:
         with self._lock:
@@ -45,20 +45,20 @@ class HostArena:
     """Host memory for tensors; grows by slabs and keeps them until `close`.
 
     Args:
-        session: leases the memory and copies; kept alive.
+        session: leases the memory and runs the copies; kept alive.
         in_flight_bytes: device memory that running copies may keep alive per
             direction; two copies may run even if they are larger.
 
     Attributes: `used_bytes` and `peak_bytes` count numel x itemsize of the
-    tensors held, `leased_bytes` the arena's leases, `copies` started copies.
+    tensors held, `leased_bytes` the leases' bytes, `copies` started copies.
     `device` is the tensors' device: the CPU if the session's GPU is simulated,
     else that GPU.
 
-    Every method raises `Error`: FAILED_PRECONDITION after `close`, for a tensor
-    that was dropped or belongs to another arena, and in a forked child;
-    otherwise the error of a failed copy or lease. A refused call changes no
-    tensor that the arena holds. After an interrupt (Ctrl-C) within a call,
-    later calls work on the tensors that the arena still holds.
+    Methods raise `Error`: FAILED_PRECONDITION after `close`, for a tensor that
+    was dropped or belongs to another arena, and in a forked child;
+    UNIMPLEMENTED for another device; the error of a failed copy or lease. A
+    refused call changes no tensor that the arena holds. After an interrupt
+    (Ctrl-C) in a call, later calls work on the tensors that the arena holds.
 
     On a GPU all copies are ordered against torch's current stream of the
     calling thread ([Note: streams] in compute_device). A wait orders later
@@ -193,9 +193,9 @@ class HostArena:
     def fit(self, nbytes: int) -> None:
         """Grows or shrinks the leases to `nbytes`. Raises `Error`
         FAILED_PRECONDITION if they would shrink while a tensor is held. To
-        shrink, it gives all slabs back before it leases `nbytes`: otherwise two
-        ranks could wait for each other's memory. If the daemon is gone, it
-        keeps them. If the new lease fails, a later `put` leases a slab."""
+        shrink, `fit` gives all slabs back before it leases `nbytes`: otherwise
+        two ranks could wait for each other's memory. If the daemon is gone, the
+        slabs stay. If the new lease fails, a later `put` leases a slab."""
         self._check_open()
         if self._books.has_lost():
             self._slabs.rebuild_books(self._copies.last_read())
@@ -258,7 +258,7 @@ class HostArena:
         tensor, host._ahead = host._ahead, None
         if host.nbytes:
             self._copies.wait(HOST_TO_GPU, host._read)
-            # The copy into `host` is done, too: this copy ran after it.
+            # The copy out of `host` ran after the copy into it: both are done.
             self._copies.settled(host._written)
             if host._stream != self._copies.stream and not (
                     self._slots is not None and self._slots.has(tensor)):

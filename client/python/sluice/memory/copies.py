@@ -6,8 +6,8 @@ range starts after it. Copies to the host run in order.
 
 [Note: in flight] A copy uses device memory until its ticket is reached, so its
 tensor is held until then. The start of a copy checks, without waiting, whether
-the oldest copies are reached, and releases their tensors; copies of a direction
-run in order. Only if copies keep too much memory alive does `Copies` wait for
+the oldest tickets are reached, and releases their tensors; copies of one
+direction run in order. If copies keep too much memory alive, `Copies` waits for
 the oldest. On a real GPU a wait returns before the ticket is reached, but later
 compute is ordered after it. That is enough for torch's allocator, which gives
 memory to later compute only. A ticket is also reached if its copy has failed,
@@ -70,10 +70,10 @@ class InFlight:
 
 class Copies:
     """Copies of one engine. `start`, `wait` and `drain` may raise the error of
-    an earlier copy that failed. `count`: started copies; `in_flight`: by
-    direction; `device`: of the tensors; `stream`: torch's stream that computes,
-    None before the first copy and if the GPU is simulated. Thread safety: one
-    thread at a time, the one that computes."""
+    an earlier copy that failed. `count` is the number of started copies,
+    `in_flight` has an entry per direction, `device` is the tensors' device, and
+    `stream` is torch's stream that computes, None before the first copy and if
+    the GPU is simulated. Thread safety: only the thread that computes."""
 
     def __init__(self, session: Session, most_bytes: int) -> None:
         self.count = 0
@@ -106,7 +106,7 @@ class Copies:
     def start(self, direction: int, address: int, tensor: torch.Tensor,
               nbytes: int, behind: int, at_once: bool = False) -> int:
         """Starts one copy between the host's `address` and `tensor`; returns
-        its ticket. It runs after the ticket `behind` of the other direction.
+        its ticket. The copy runs after ticket `behind` of the other direction.
         `at_once`: the caller waits for it next."""
         library, engine = self._library, self._handle.value
         if self._follows:
@@ -173,7 +173,7 @@ class Copies:
         return held[-1][0] if held else 0
 
     def settled(self, written: int) -> None:
-        """Notes that the copy `written` is done: a later one was waited for."""
+        """Notes that the copy with the ticket `written` is done."""
         self.in_flight[GPU_TO_HOST].settle(written)
 
     def drain(self) -> None:
@@ -215,7 +215,7 @@ class Copies:
         library, engine = self._library, self._handle.value
         before, status = 0, 0
         if self.stream is not None:
-            # The old stream waits, because torch reuses tensors in its order.
+            # Torch reuses the copied tensors in the order of the old stream.
             for flight in self.in_flight:
                 if flight.held and not status:
                     last = flight.held[-1][0]

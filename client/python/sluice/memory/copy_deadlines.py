@@ -3,10 +3,11 @@
 [Note: slack] The daemon lends bandwidth first to waiting copies that would be
 late. The slack of a copy is the compute time between its start and the moment
 when its caller asks for it: for a chunk that is prefetched, the compute of the
-chunk before; for a copy to the host, the compute until the memory that it holds
-is needed. Time in which compute waits for copies does not count, so that a slow
-link does not lengthen it. For copies of one direction and size the least of the
-recent slacks counts: a deadline that is too early costs less than a late copy.
+chunk before; for a copy to the host, the compute until the memory that the
+copy holds is needed. Time in which compute waits for copies does not count, so
+that a slow link does not lengthen the slack. For copies of one direction and
+size the least of the recent slacks counts: a deadline that is too early costs
+less than a late copy.
 A copy that starts only when it is needed has no slack, and is not learned from.
 
 The clock of a simulated GPU is the host's. The host runs ahead of a real GPU,
@@ -26,7 +27,7 @@ from sluice.memory import compute_device
 
 UNKNOWN = -1.0  # as sluice_engine_know_slack takes it
 RECENT = 64  # copies in a window; the least of the last two windows counts
-# Most entries kept: copies not asked for yet, and sizes.
+# Maximum numbers of entries: copies not asked for yet, and sizes.
 _MOST_STARTED, _MOST_SIZES = 128, 256
 _CLOSE = 0.1  # relative change up to which the engine keeps the old slack
 
@@ -38,7 +39,7 @@ class ComputeClock:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._seconds = 0.0  # up to `_last`
+        self._seconds = 0.0  # the clock's time at `_last`
         self._last: compute_device.Moment | None = None
         self._unread: deque[tuple[compute_device.Moment,
                                   Callable[[float], None] | None]] = deque()
@@ -82,7 +83,7 @@ class Slack:
     def __init__(self) -> None:
         self.told = UNKNOWN
         self._started: dict[int, tuple[int, float]] = {}  # by ticket
-        # Size -> (least slack of this window, of the one before; copies in it).
+        # Size -> (least slack of this window and the previous, copies in this).
         self._least: dict[int, tuple[float, float, int]] = {}
 
     def of(self, nbytes: int) -> float:

@@ -1,10 +1,10 @@
 """Best-fit allocator of free address ranges.
 
 [Note: interrupted books] Ctrl-C may come between any two lines of code. A range
-that is on one list and not on the other could be handed out twice, and two
-tensors would share its bytes. So a flag marks the lists as inconsistent while
-they change. If a change was interrupted, the object refuses all later calls;
-its owner (slabs, slots) then replaces it by a new object, made by `around`.
+that one table of `FreeRanges` has and another lacks could be handed out twice,
+and two tensors would share its bytes. So a flag marks the tables inconsistent
+while they change. If a change was interrupted, the object refuses later calls,
+and its owner (slabs, slots) replaces it by a new object, made by `around`.
 """
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FreeRanges:
     once, so that a slab without tensors is one range. A range has a mark, the
     last ticket of a copy that may still read it; a merged range has the larger
     mark. Sizes are bytes, multiples of ALIGNMENT. `take` and `give` are O(log
-    ranges) but for shifting one list. Thread safety: one thread at a time."""
+    ranges) but for shifting `_by_size`. Thread safety: one thread at a time."""
 
     def __init__(self) -> None:
         self._by_start: dict[int, tuple[int, int]] = {}  # -> (size, mark)

@@ -30,7 +30,7 @@ _ALIGNMENT = 32  # each state begins at a multiple of so many elements
 
 class Piece(NamedTuple):
     """Elements `start` to `stop`, in memory order, of each of a parameter's
-    states. `states`: their number. `last`: this is the last such piece."""
+    `states` states. `last` is true for the parameter's last piece."""
 
     parameter: torch.Tensor
     start: int
@@ -40,8 +40,8 @@ class Piece(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Pieces, and where their states are in the host: one address if all states
-    are in one range, one per state for a part of a large parameter."""
+    """Pieces, and their states' host addresses: one address if all states are
+    in one range, one address per state if the piece is part of a parameter."""
 
     pieces: list[Piece]
     addresses: list[int]
@@ -89,10 +89,10 @@ class HostStates:
 
     def stream(self, takes: Callable[[torch.Tensor], bool]
                ) -> Iterator[tuple[list[Piece], list[list[torch.Tensor]]]]:
-        """Passes over the buckets with a parameter that `takes` accepts. Yields
-        a bucket's pieces, and the states of each on the device, flat. When the
-        caller asks for the next bucket, this one's states are copied back to
-        the host after the compute so far on torch's current stream."""
+        """Yields each bucket that has a parameter accepted by `takes`: its
+        pieces, and the flat states of each piece on the device. When the caller
+        asks for the next bucket, this bucket's states are copied back to the
+        host after the compute so far on torch's current stream."""
         if not self._is_open():
             raise Error(Status.FAILED_PRECONDITION, "the session of these "
                         "states is closed: keep it open while they are updated")
@@ -144,7 +144,7 @@ class HostStates:
 
 
 def bytes_of(local: torch.Tensor, count: int) -> int:
-    """Returns the host memory of `count` states of a parameter."""
+    """Returns the host bytes of `count` states of a parameter."""
     return count * _aligned(local.numel()) * ELEMENT_BYTES
 
 
@@ -176,8 +176,8 @@ def _cut(bucket: Bucket, buffer: torch.Tensor) -> list[list[torch.Tensor]]:
 
 def _place(buckets: list[Bucket], parameter: torch.Tensor, numel: int,
            count: int, address: int) -> None:
-    """Adds a parameter's states to the last bucket or a new one; states over
-    BUCKET_BYTES get several buckets of their own."""
+    """Adds a parameter's states to the last bucket or a new one; if all of them
+    exceed BUCKET_BYTES together, they get several buckets of their own."""
     state = _aligned(numel) * ELEMENT_BYTES
     if count * state <= BUCKET_BYTES:
         last = buckets[-1] if buckets else None

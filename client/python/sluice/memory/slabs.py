@@ -92,7 +92,7 @@ class Books:
     def rebuild(self, slabs: Iterable[tuple[int, int]], mark: int) -> None:
         """Recomputes free ranges and sums from slabs (start, size) and living
         tensors. `mark`: last ticket of a copy that may read any free range."""
-        self._dead.clear()  # first: tensors that die below must stay noted
+        self._dead.clear()  # before the loop: tensors that die in it stay noted
         held, taken = {}, []
         for address, (reference, nbytes) in self._held.items():
             host = reference()
@@ -117,8 +117,8 @@ class Slabs:
         return sum(slab.nbytes for slab in self._slabs)
 
     def take(self, size: int) -> tuple[int, int]:
-        """Takes `size` free bytes; returns (address, mark). If needed leases a
-        slab as large as all others, or smaller if the daemon has less."""
+        """Takes `size` free bytes; returns (address, mark). If no range fits,
+        leases a slab as large as all others together, or a smaller one."""
         found = self._books.free.take(size)
         if found is not None:
             return found

@@ -107,9 +107,9 @@ class Slots:
         return sum(lease.nbytes for lease in self._leases)
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """Returns an uninitialized tensor, which the caller owns. Before
-        another stream uses it, that stream waits for torch's current one, and
-        after it the reverse: DLPack tensors have no `record_stream`."""
+        """Returns an uninitialized tensor, which the caller owns. The caller
+        orders the tensor's use on another stream by waits before and after the
+        use, because DLPack tensors have no `record_stream`."""
         wanted = math.prod(shape) * dtype.itemsize
         size = (wanted + ALIGNMENT - 1) & -ALIGNMENT
         address = self._take(size) if wanted and dtype in _CODES else None
@@ -139,8 +139,8 @@ class Slots:
 
     def free(self) -> None:
         """Gives the leases back once the compute so far is done. A lease with a
-        living tensor goes back when another arena begins or ends, or with the
-        process. No copy may be running."""
+        living tensor stays until another arena begins or ends after the tensor
+        is freed, or until the process ends. No copy may be running."""
         _leave(self._leases, self._held, self.device)
         self._free = FreeRanges()
         _free_left()

@@ -79,8 +79,8 @@ def _first_file(paths: Iterable[pathlib.Path]) -> str | None:
 
 
 def available_bytes(root: str = "/") -> int:
-    """Returns the bytes that this process can still allocate: the least of
-    those free on the machine and in its cgroups. `root` has /proc and /sys."""
+    """Returns the bytes that this process can still allocate: the minimum over
+    the machine and the process's cgroups, read from `root`/proc and /sys."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # MemAvailable counts reclaimable caches; a /proc with subset=pid lacks it.
     meminfo = _numbers(pathlib.Path(root, "proc/meminfo"))
@@ -101,7 +101,7 @@ def _numbers(file: pathlib.Path) -> dict[str, int]:
 
 
 def _left_by_cgroups(root: pathlib.Path) -> Iterator[int]:
-    """Yields the bytes left in the process's cgroup and in each above."""
+    """Yields the bytes left in the process's cgroup and in each above it."""
     try:
         told = (root / "proc/self/cgroup").read_bytes()
     except OSError:

@@ -28,7 +28,7 @@ class Handle:
     __slots__ = ("value", "before", "_end", "_owner")
 
     def __init__(self, value: int | None, end: Callable[[int], None]) -> None:
-        # 0 after `end`, which the library refuses. ctypes reads NULL as None.
+        # 0 after `end`: the library refuses 0. ctypes reads NULL as None.
         self.value = value or 0
         self.before: list[Handle] = []  # to end before this one
         self._end = end

@@ -30,7 +30,7 @@ class Calls:
     def interruptible(self, call: Callable[[], T], say: Callable[[], object]
                       ) -> T:
         """Runs `call` on a thread; returns its result or raises its exception.
-        Calls `say` if it takes longer than SILENT_S."""
+        Calls `say` if `call` takes longer than SILENT_S."""
         answer: list[T] = []
         raised: list[BaseException] = []
         over = threading.Event()

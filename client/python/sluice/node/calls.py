@@ -34,10 +34,10 @@ class Call:
     # Reseeds, so that all ranks draw the same random numbers from then on; set
     # only if the decoder must return the rows of all ranks.
     rejoin: Callable[[int, torch.device], None] | None = None
-    own_rows: Tensor | None = None  # int64 rows of the decoder; None: all
+    own_rows: Tensor | None = None  # indices of the returned rows; None: all
     blind: Tensor | None = None  # bool [B or 1, S], padding that saw no key
     plain: Forward | None = None  # set if all layers of the decoder ran plain
-    # agreement.Asked of the causal model, if compared with the decoder's.
+    # agreement.Asked of the causal model, if the decoder's call compares it.
     outer: Any = None
 
     def whole(self, given: dict[str, Any], own: Callable[[], Any],
@@ -68,7 +68,7 @@ class Call:
     def all_rows(self, found: Tensor, length: int) -> Tensor:
         """Gathers [B, own rows, n] into [B, length, n], the same on each rank;
         a collective if rows were dealt to ranks. If each rank computes a loss
-        from it, the average of the ranks' gradients is the whole sequence's."""
+        from all rows, the ranks' average gradient is the whole sequence's."""
         if self.own_rows is None:
             return found
         whole = found.new_zeros(found.shape[0], length, found.shape[2])

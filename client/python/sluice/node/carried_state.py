@@ -30,7 +30,7 @@ from sluice.memory.arena import HostArena
 from sluice.memory.slabs import HostTensor
 
 BLOCK = 64  # rows
-LEAST = 2  # least rows of the last chunk, and of a part of a chunk
+LEAST = 2  # minimum rows of the last chunk, and of a part of a chunk
 
 # Kind ("conv", "recurrent"), index of the layer, index of the state in it.
 Key: TypeAlias = tuple[str, int, int]

@@ -5,7 +5,7 @@ that a layer computes a row alike in chunks of different sizes.
 buffers are checked ([Note: setting] in setting), but a forward may read values
 from elsewhere: a class attribute, a global, a config, a tensor that is no
 buffer. With check="first" all chunks are compared in each step until a backward
-has passed; after that each step compares one chunk of one layer of each kind,
+has found them equal; later steps compare one chunk of one layer of each kind,
 in turn. Each comparison waits for the device once.
 
 [Note: two parts] A layer may count the rows that it sees, or number them: it
@@ -55,7 +55,7 @@ class StepChecks:
 
 
 class Checks:
-    """Chooses the checks of a stream's steps. The caller holds its lock."""
+    """Chooses the checks of steps. The caller holds the stream's lock."""
 
     def __init__(self, how: Check):
         self._how = how
@@ -65,7 +65,7 @@ class Checks:
 
     def begin(self, of_layers: bool, samples: bool) -> StepChecks:
         """Returns the checks of a step's layers if `of_layers`, else of its
-        head. `samples`: whether steps after the first pass compare a sample."""
+        head. `samples`: whether to compare a sample once a step has passed."""
         if self._how != "first" or not self.has_passed:
             every = self._how != "off"
             return StepChecks(every, passed=self._pass, in_parts=True) if (

@@ -2,9 +2,9 @@
 
 [Note: chunked module]
 Forward runs the module's own forward on each chunk of rows, without autograd,
-and keeps only its input, in the host. Backward goes from the last chunk to the
-first: it runs the module's own forward again (the replay), now with autograd,
-and then autograd through this chunk. One chunk's activations exist at a time.
+and keeps only the module's input, in the host. Backward goes from the last
+chunk to the first: it runs the module's forward again (the replay), with
+autograd, then the chunk's backward. One chunk's activations exist at a time.
 """
 from __future__ import annotations
 

@@ -357,7 +357,7 @@ def _is_zeros_and_ones(value: Any) -> bool:
 
 
 def _is_complement(value: Any, times: Tensor) -> bool:
-    """Returns whether `value` is 0 where `times` is 1, and masks elsewhere."""
+    """Returns whether `value` is 0 where `times` is 1, else at most MASKED."""
     return isinstance(value, Tensor) and value.shape == times.shape and bool(
         torch.where(times == 0, value <= MASKED, value == 0).all())
 

@@ -1,7 +1,7 @@
 """Runs a decoder layer as one autograd node: the user's own module, chunk by
-chunk ([Note: chunked module]), with attention over all chunks, which are in
-host memory. In forward `over_chunks.Attend` computes attention; the replay
-takes its results from the kept (o, lse).
+chunk ([Note: chunked module]), with attention over all chunks' k and v, which
+are in host memory. In forward `over_chunks.Attend` computes attention; the
+replay takes attention's results from the kept (o, lse).
 
 [Note: run again]
 Attention's k, v, o and lse of the first chunks need not be kept until backward:
@@ -52,9 +52,9 @@ class LayerCall(chunked_module.ChunkedCall):
                  arguments: Arguments):
         super().__init__(step, layer, type(layer).__name__)
         self.own, self._arguments = own, arguments
-        # Number of outputs after y in the layer's tuple; None: it returns none.
+        # Number of outputs after y in the layer's tuple; None: no tuple.
         self._beside: int | None = None
-        self._chunk = self._site = 0  # the chunk; its calls of attention so far
+        self._chunk = self._site = 0  # indices: chunk, its next attend()
         self.biased = False  # a bias was added to possible scores
         self._rows = step.chunks[0]  # the rows that the running forward has
         # `_parts` is set in a compared replay, `_compared` while a part runs.

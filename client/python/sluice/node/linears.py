@@ -3,7 +3,7 @@ added up inside the matrix product.
 
 [Note: added inside] Autograd creates a gradient of each weight for each chunk
 and adds it to the sum. A chunk has few rows, so these passes over memory of the
-weight's size take long compared with its products. So plain linear layers run
+weight's size take long compared with the products. So plain linear layers run
 in a replay as `Product`: in its backward the matrix product itself adds to
 torch's own sum, `.grad` of the weight's alias. The gradient is returned to
 torch instead if no sum exists (first chunk), if the weight is no leaf or has a

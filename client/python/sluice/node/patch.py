@@ -75,7 +75,7 @@ class Patch:
         return self._forward(self.module, *args, **kwargs)
 
     def undo(self) -> None:
-        """Restores the former forward, unless another has replaced this."""
+        """Restores the former forward, unless a later one replaced this."""
         if vars(self.module).get("forward") is self:
             del self.module.forward
             if self.before is not None:

@@ -56,7 +56,7 @@ class Size(NamedTuple):
 @dataclass(eq=False)
 class _Graph:
     """Lives as long as the autograd graph of layers or a head that ran plain.
-    `nbytes`: what it keeps; 0 once its backward has begun."""
+    `nbytes`: bytes that the graph keeps; 0 once its backward has begun."""
 
     nbytes: int
 
@@ -96,8 +96,8 @@ class _Noting:
 
 class Room:
     """Limits the device memory that plain runs of one stream keep; the caller
-    holds the stream's lock. `hbm`: most bytes; None: what streamed steps leave
-    on a GPU. `say` prints a message for the user."""
+    holds the stream's lock. `hbm`: limit in bytes; None: what streamed steps
+    leave on a GPU. `say` prints a message for the user."""
 
     def __init__(self, hbm: int | None, device: torch.device,
                  say: Callable[[str], object]):
@@ -109,8 +109,8 @@ class Room:
 
     def forget(self) -> None:
         """Makes the next step streamed, and discards all measured sizes."""
-        self._tokens = 0  # most tokens of a step that was streamed
-        self._peak = 0  # most bytes that a streamed step took on a GPU
+        self._tokens = 0  # largest number of tokens in a streamed step
+        self._peak = 0  # largest number of bytes of a streamed step on a GPU
         # By kind of layer: bytes per row that its replays save.
         self.rows: dict[int, float] = {}
         self.parts = _LAYER
@@ -146,12 +146,12 @@ class Room:
                    - total // _SPARE)
 
     def streamed(self, tokens: int, nbytes: int) -> None:
-        """Records the bytes that a streamed step of so many tokens took."""
+        """Records `nbytes`, the memory that a streamed step took."""
         self._tokens = max(self._tokens, tokens)
         self._peak = max(self._peak, nbytes)
 
     def find(self, key: Hashable, shape: tuple[int, int]) -> Size | None:
-        """Returns the size noted for this length or up to 1/8 more, or None."""
+        """Returns the size noted for this length or up to 1/8 above it."""
         batch, length = shape
         return min(((s, size) for (b, s), size in self._sizes.get(
             key, {}).items() if b == batch and length <= s <= length * 9 // 8),
@@ -197,7 +197,7 @@ class Forward:
 
     @contextlib.contextmanager
     def weighing(self, layer: nn.Module, rows: int) -> Iterator[None]:
-        """Measures what a replay of some rows saves, once per kind of layer."""
+        """Measures what a replay saves per row, once per kind of layer."""
         kind = self._kinds[layer]
         if kind not in self._to_weigh:
             yield

@@ -119,7 +119,7 @@ class Buffers:
                       buffer in owner._buffers.items() if buffer is not None]
 
     def written(self, replaced: bool = True) -> list[tuple[nn.Module, str]]:
-        """Returns buffers written in place or, if `replaced`, replaced."""
+        """Returns buffers written in place; with `replaced`, also new ones."""
         return [(owner, name) for owner, name, buffer, version in self._held
                 if (replaced and owner._buffers.get(name) is not buffer)
                 or buffer._version != version]

@@ -7,7 +7,7 @@ is not known.
 RoPE from row 8,192 on. Within a chunk these positions would start at 0 again,
 which a probe of few rows could not detect. So the probe runs such a layer as if
 its rows started FAR into a sequence. If this changes the result, the layer's
-chunks get their rows' numbers in the sequence, which is probed at FAR, too.
+chunks get their rows' numbers in the sequence; the probe tests those at FAR.
 """
 from __future__ import annotations
 

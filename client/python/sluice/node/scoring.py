@@ -69,8 +69,8 @@ def logprobs(model: nn.Module, *, labels: Tensor | None = None,
              ) -> Tensor | tuple[Tensor, Tensor]:
     """Returns log p of one token per row [B, S], in fp32, with gradients.
 
-    Row i of the result scores the token after row i of the inputs. TRL's
-    `selective_log_softmax(logits[:, :-1], ids[:, 1:])` is
+    With `labels`, row i of the result scores the token after row i of the
+    inputs. TRL's `selective_log_softmax(logits[:, :-1], ids[:, 1:])` is
     `logprobs(model, input_ids=ids, labels=ids)[:, :-1]`.
 
     On a streamed model, also inside DDP, FSDP2 or PEFT, the head runs on

@@ -86,8 +86,8 @@ class Handing:
         self.left: set[Hashable] = set()
 
     def begin(self, m: int, puts: bool, replays: bool) -> None:
-        """Prepares a forward of chunk `m`. The first forward `puts` tensors, a
-        replay (`replays`) has gradients; a rerun does neither."""
+        """Prepares a forward of chunk `m`: with `puts` the first forward, with
+        `replays` a replay, with neither a rerun."""
         self.collect()
         self._m, self._puts, self._replays = m, puts, replays
 

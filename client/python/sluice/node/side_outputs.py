@@ -49,7 +49,7 @@ class Side:
             out, (tuple, list)) else out)
 
     def without(self, out: Any) -> Any:
-        """Records output `index`, which may be None; returns the others."""
+        """Records output `index`, if it is not None; returns the other ones."""
         if not self.is_own:
             return out
         if not isinstance(out, (tuple, list)) or len(out) < 2:

@@ -96,7 +96,7 @@ class Step:
         self.own = ranks.own(self.whole) if ranks else self.whole
         self.chunks = end_to_end(self.own)
         self.rows = self.chunks[-1].stop
-        self.rerun = 0  # chunks that run again; see [Note: run again] in layer
+        self.rerun = 0  # number of chunks run again; [Note: run again] in layer
         # With ranks: (layer, args, kwargs) -> the same for this rank's rows.
         self.arguments: Callable | None = None
         self.checks, self.policy, self.measured = checks, policy, measured
@@ -105,7 +105,7 @@ class Step:
         self.blocks_run = 0
         self.kernel: Kernel = "auto"  # requested for attention on a GPU
         self.kernels: set[str] = set()  # kernels of attention that ran
-        self.turn = threading.RLock()  # the stream's, except in trials
+        self.turn = threading.RLock()  # the stream's lock, except in trials
         # Keeps the hidden states between layers.
         self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
             in_host) else OnDevice(arena, self.chunks)
@@ -114,7 +114,7 @@ class Step:
         self.spared: MutableMapping[nn.Module, Spared] = {}
         # Layers that number their rows; see [Note: numbered rows] in rows.
         self.numbered: Container[nn.Module] = ()
-        self.first_row = 0  # the number of the sequence's first row in these
+        self.first_row = 0  # number of the first row in `numbered` layers
         self.forget_handed()
         self.carriers = carriers  # layers that carry a state along the rows
         # See [Note: whole layers] in whole_layers.
@@ -200,7 +200,7 @@ class Step:
     def found_once(self, key: Hashable, find: Callable[[], Intervals]
                    ) -> Intervals:
         """Returns the result of `find`, the intervals of a pure mask function;
-        does not call it if the function of that `key` is known to be causal."""
+        skips `find` if the function of that `key` is known to be causal."""
         if key in self.known_causal:
             return self.causal()
         found = find()

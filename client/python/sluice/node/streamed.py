@@ -97,7 +97,7 @@ class Stream:
         self.attended: set[tuple[int, int, int, int]] = set()  # see Step
         self.chunk_choice: ChunkChoice | None = None  # with chunk="auto"
         self.written: dict[nn.Module, list[tuple[nn.Module, str]]] = {}
-        # How the head runs: "rows", "whole", or "none" if there is none.
+        # How the head runs, and how it can: "rows", "whole", "none": no head.
         self._head: Literal["rows", "whole", "none"] = "none"
         self._may_head: Literal["rows", "whole", "none"] = "none"
         self._spared: MutableMapping[nn.Module, Spared] = WeakKeyDictionary()

@@ -45,7 +45,7 @@ class Tape:
 
     @contextlib.contextmanager
     def answering(self, chunk: int, device: torch.device) -> Iterator[None]:
-        """Within the block the replay gets the stored products, once."""
+        """Within the block the replay gets each stored product once."""
         for _, value in self._stored[chunk - 1].values() if chunk else ():
             if isinstance(value, HostTensor):
                 self._arena.prefetch(value, device)

@@ -10,7 +10,7 @@ runs, with the model's own mask, made for this layer alone.
 
 Outputs besides the hidden states, and tensors that the layer puts into a
 dictionary that all layers are called with, are further outputs of its autograd
-node, on the device; tensors that it finds there are further inputs.
+node, on the device; tensors that it finds in that dictionary are inputs.
 """
 from __future__ import annotations
 

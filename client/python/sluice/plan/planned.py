@@ -5,8 +5,8 @@ The daemon plans all ranks of its node together (planner/swap;
 client/python/DESIGN.md, "What is computed again"). Layers with the same
 classes, shapes, settings and frozen parameters (proof/captured_calls) are one
 kind, with its own seconds, copies and fractions; the products of a weight are
-one class of the kind. A plan keeps nothing on the device: that memory is
-torch's, and the daemon cannot promise memory that it has not leased.
+one class of the kind. A plan keeps nothing on the device: the device's memory
+is torch's, and the daemon cannot promise memory that it has not leased.
 """
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ T = TypeVar("T")
 LIMIT = 1e-3
 # Relative; outputs are well-conditioned, while some gradients are not.
 OUTPUT_LIMIT = 2e-5
-LEAST = 1e-9  # absolute; for gradients 1e-5 of the norm of all, if that is more
+LEAST = 1e-9  # absolute; for gradients 1e-5 of their common norm, if larger
 MOVE = 1e-3  # relative perturbation of rows; near ties of routers are 1e-6
 SLOPE_LIMIT = 5e-2  # relative, of a gradient to finite differences in fp32
 SQUARES = 1e-2  # a smaller share of bytes that grows with S^2 is noise
@@ -337,7 +337,7 @@ def _compare(name: str, whole: Result, cut: Result) -> None:
 def _compare_slopes(adapter: Layered, stream: Stream, index: int, x: Tensor,
                     seen: Seen, name: str, cut: Result) -> None:
     """Raises `Unsupported` if the input's gradient does not match finite
-    differences of the output along it."""
+    differences of the output along that gradient."""
     direction = cut.gradients["input"]
     assert direction is not None
     step = 1e-2 * float(x.norm()) / float(direction.norm())

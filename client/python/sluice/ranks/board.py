@@ -46,7 +46,7 @@ class Board:
     def update(self, key: str, change: Callable[[Value | None], Value]
                ) -> Value:
         """Replaces a value by `change(value)` atomically, and returns the new
-        value. `change` is called again if another rank has come in between."""
+        value. `change` is called again if another rank writes in between."""
         seen = self._store.get(key) if self._store.check([key]) else b""
         while True:
             wanted = json.dumps(change(json.loads(seen) if seen else None),
@@ -78,7 +78,7 @@ def check_daemon(socket: str) -> None:
 
 
 FAILED = "failed"  # key of the error that a rank raised in a streamed step
-# Largest difference between two ranks' clocks and their progress, in seconds.
+# Seconds by which two ranks may differ in their clocks and progress together.
 APART_S = 60.0
 
 

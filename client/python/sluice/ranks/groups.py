@@ -37,9 +37,9 @@ from sluice.base.arguments import invalid
 from sluice.base.errors import PeerFailed, Status, Unsupported
 from sluice.ranks.board import Board
 
-_made: collections.Counter[str] = collections.Counter()  # `Ranks` of a group
+_made: collections.Counter[str] = collections.Counter()  # `Ranks` by group
 
-LOOK_S = 1.0  # interval at which a waiting rank reads the board
+LOOK_S = 1.0  # seconds between two reads of the board by a waiting rank
 # Tenths of a second that a rank waits, after a collective has failed, for a
 # report of the death that caused the failure.
 NEWS_TICKS = 20
@@ -63,7 +63,7 @@ class Ranks:
         self.hears_deaths = False
         self._raised = -1  # last call in which this rank itself failed
         self.within = 0  # number of `telling` contexts that are active
-        # By (heads of q, of k and v, device): heads that each rank needs.
+        # (heads of q, heads of k, device) -> heads of k that the ranks need.
         self._needed: dict[tuple[int, int, torch.device], Tensor] = {}
 
     @staticmethod
@@ -204,7 +204,7 @@ class Ranks:
 
     def told(self) -> str:
         """Returns a line that says which rank failed in this call and why; ""
-        if none did, or if this one failed too."""
+        if none did, or if this rank failed too."""
         board = Board.of_job()
         try:
             told = None if board is None or self._raised == self.call else (

@@ -24,8 +24,8 @@ import torch.distributed as dist
 from sluice.native import launcher
 from sluice.ranks.board import Board
 
-# Delay before rank 0 reports a closed connection as a death: ranks on the dead
-# rank's node may first report what their daemon knows of it.
+# Seconds until rank 0 reports a closed connection as a death: ranks on the dead
+# one's node may first report what their daemon knows of the death.
 NAMING_S = 0.5
 _TICK_MS = 100
 _LOOK_S = 0.2  # seconds between two attempts to reach rank 0

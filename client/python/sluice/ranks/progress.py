@@ -47,11 +47,10 @@ class Progress:
         self._place: Place | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
-        # Used only by the thread that calls `look`: time of its last line, the
-        # place last reported as stalled, and the stall at which to report next.
-        self._said = float("-inf")
-        self._stuck: Place | None = None
-        self._again = 0.0
+        # Used only by the thread that calls `look`.
+        self._said = float("-inf")  # time of its last progress line
+        self._stuck: Place | None = None  # last reported as stalled
+        self._again = 0.0  # seconds of stall until `_stuck` is reported again
 
     def move(self, step: Any, direction: Direction, layer: nn.Module,
              chunk: int) -> None:

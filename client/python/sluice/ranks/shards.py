@@ -45,7 +45,7 @@ class Shard:
     input_ids: Tensor  # [B, own rows]
     position_ids: Tensor  # [1 or B, own rows], positions in the whole sequence
     shift_labels: Tensor | None  # [B, own rows]; -100: ignored
-    count: Tensor | None  # (): labels of the whole sequences, without -100
+    count: Tensor | None  # (): number of labels but -100, in all rows
     _ranks: Ranks | None = field(repr=False)
 
     @takes("Shard.mean", total=Kind(
@@ -66,7 +66,7 @@ class Shard:
 def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
           labels: Tensor | None, position_ids: Tensor | None) -> Shard:
     """Returns the rows `own` (None: all) of whole sequences [B, S], with labels
-    shifted before they are cut."""
+    shifted before the rows are cut."""
     _check_shapes(input_ids, labels, position_ids)
     if position_ids is None:
         position_ids = torch.arange(input_ids.shape[1],
