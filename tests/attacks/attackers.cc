@@ -20,8 +20,8 @@ namespace {
   while (true) pause();
 }
 
-// Phrases by which refusals name the limit: of sessions and the like, of a
-// budget, of a pool.
+// Phrases by which refusals name the limit: a number of sessions or extents, a
+// budget, a pool's size.
 constexpr const char* kLimits[] = {"the limit is", "limit of", "the pool has",
                                    ", free "};
 

@@ -28,7 +28,7 @@ void TrickleHttp(const std::string& address, int connections);
 void IdleHttp(const std::string& address, int connections);
 
 // Return encoded profiles of one rank on GPU 0.
-std::string SmallProfile();  // is solved soon
+std::string SmallProfile();  // is solved quickly
 std::string HardProfile();   // no solver proves its plan optimal
 std::string LongProfile();   // has 100,000 buffers
 // Returns 4 MiB of JSON that take much more memory when parsed.

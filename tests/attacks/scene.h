@@ -28,7 +28,7 @@ struct Cost {
   absl::Duration newcomer;  // time to connect, attach and lease
   absl::Duration metrics;   // time of GET /metrics
   Bytes memory;             // the daemon's VmHWM - RssShmem
-  int left_sessions = 0, left_descriptors = 0;  // by the attackers
+  int left_sessions = 0, left_descriptors = 0;  // of the attackers
   Bytes left_memory;                            // leased or quarantined
 };
 

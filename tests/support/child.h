@@ -29,7 +29,7 @@ class Child {
   // threads.
   static std::unique_ptr<Child> Fork(const std::function<void()>& body);
   // Runs a program (argv[0] is its path) with stdin from /dev/null.
-  // `environment` entries ("NAME=value") are added to the test's own.
+  // `environment` ("NAME=value", …) is added to the inherited variables.
   static std::unique_ptr<Child> Spawn(
       const std::vector<std::string>& argv,
       const std::vector<std::string>& environment = {});

@@ -2,7 +2,7 @@
 // driver did not make, such as memory of ranks that outlived their daemon.
 //
 // The kernel shows descriptors and mappings of every process that this one may
-// inspect; each memfd counts once. It counts if its name is of this node
+// inspect. A memfd counts, and only once, if its name is of this node
 // (memory_name.h) and its file belongs to this process's user or to root, which
 // is trusted with any name.
 //
