@@ -7,8 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// The search continues after a size that takes at most this factor of the least
-// time, because measured times vary, and a larger size may be faster.
+// The search continues after a size that takes at most this many times the
+// least time, because measured times vary, and a larger size may be faster.
 constexpr double kSlack = 1.03;
 constexpr double kHostShare = 1.0 / 3;
 

@@ -6,14 +6,14 @@ namespace sluice::planner::train {
 
 // --- Memory that tensors may use, as a fraction of the GPU's ----------------
 // Other memory is for the context, communicators' buffers, workspaces and the
-// waste of two-level plans. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here)
-// and not 1152K; its full recomputation with a plan fits 640K and not 768K.
+// waste of two-level plans. MEMO's 7B runs 1024K tokens on TP 8 (76.0 GB here),
+// not 1152K; full recomputation with a plan runs 640K tokens, not 768K.
 inline constexpr double kPlannedMemory = 0.907;
 // A caching allocator without a plan loses more, because blocks cut for one
-// size do not serve another. Megatron-LM 7B on TP 4 x CP 2 fits 384K and not
-// 512K, Ulysses 7B 256K and not 384K, Ulysses 65B 1280K and not 1408K.
+// size do not serve another. Megatron-LM 7B on TP 4 x CP 2 runs 384K tokens and
+// not 512K; Ulysses 7B 256K, not 384K; Ulysses 65B 1280K, not 1408K.
 inline constexpr double kCachedMemory = 0.765;
-// FPDT loses little, because its states are static and its chunks few. 70B fits
+// FPDT loses little, because its states are static and its chunks few. 70B runs
 // 1M tokens on 16 A100-80GB, with 70.6 GB of states on each.
 inline constexpr double kFpdtMemory = 0.96;
 // ALST's recipes set expandable segments, which lose little to fragmentation.
@@ -154,9 +154,9 @@ inline constexpr double kBackwardCollectives = 3;
 inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter
 // A caching allocator that runs out of memory frees its cached blocks and asks
 // the driver for new ones (MEMO section 3.2: 6 times an iteration at 128K, 16
-// at 256K). That begins when activations fill the first fraction of the memory
-// that states leave (7B: not at 64K, 0.13), and reaches its full rate at the
-// second fraction (7B: 128K, 0.22). Its cost depends on the machine
+// at 256K). That begins when activations fill kReorganisationStart of the
+// memory that states leave (7B: about 64K tokens), and reaches its full rate
+// at kReorganisationFull (7B: 128K). Its cost depends on the machine
 // (Hardware::reorganisation_s_per_byte).
 inline constexpr double kReorganisationStart = 0.125;
 inline constexpr double kReorganisationFull = 0.22;
