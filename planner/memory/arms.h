@@ -20,7 +20,7 @@ struct Piece {
 };
 
 struct Pieces {
-  std::vector<Piece> pieces;  // by descending base + max_live
+  std::vector<Piece> pieces;  // descending in base + max_live
   Offsets offsets;  // by item of the problem; 0 unless the item is peeled
 };
 

@@ -134,8 +134,8 @@ struct SearchResult {
 };
 
 // Runs the canonical search with many static orders. The time of a search is
-// heavy-tailed over orders: most searches never end, and some end after a few
-// hundred nodes. So orders get small budgets in turn: the
+// heavy-tailed over orders: with most orders a search never ends, with some it
+// ends after a few hundred nodes. So orders get small budgets in turn: the
 // classic orders with growing budgets, and between them random mixtures of
 // their criteria.
 class Restarts {

@@ -84,7 +84,7 @@ class LayerTime {
     const double diagonal = compute_.blocks / (chunks * chunks);
     const double projected = compute_.projections / chunks;
     const double both = In(FirstIn(2, 1));
-    // The last chunk's slots are not early: the previous phase computes it.
+    // The last chunk is never early: the previous phase still computes it.
     const EarlySlots slots = shape_.early(Phase::kAttention);
     const int64_t early_outer = std::min(slots.outer, last_);
     const int64_t early_inner = std::min(slots.blocks, last_);

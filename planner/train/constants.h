@@ -69,9 +69,9 @@ inline constexpr double kUlyssesHiddens = 28;
 // parts: 4 in forward (the paper's table: hidden 1, other 3), 5 in backward
 // (hidden 2, other 3), the loss's input and its gradient.
 inline constexpr double kFpdtHiddens = 11;
-// FPDT's sharded states stay on the GPU up to this fraction of it (the paper:
-// 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to host memory
-// (2.7B on one A100-40GB does not run otherwise).
+// FPDT's sharded states stay on the GPU up to this fraction of its memory (the
+// paper: 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to host
+// memory (2.7B on one A100-40GB does not run otherwise).
 inline constexpr double kFpdtStatesOnGpu = 0.75;
 // Host memory of one FPDT layer, in hidden states: q, k, v, o, dO (bf16) and dq
 // (fp32) of all tokens, and the layer's input.

@@ -58,7 +58,7 @@ bool IsNeutral(const std::string& field) {
          });
 }
 
-// A field that the estimate does not follow, and what it counts instead.
+// A field that estimates ignore, and what is counted in its place.
 struct Special {
   std::string_view key, counted;
 };
