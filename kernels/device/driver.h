@@ -23,7 +23,7 @@
 //   kUnavailable        the device is lost
 //   kInvalidArgument    the call breaks a rule of this file
 //   kUnimplemented      this driver or device does not have the feature
-// Thread safety: all methods are thread-safe. Destroying an object another
+// Thread safety: all methods are thread-safe. Destroying an object that another
 // thread uses is a bug of the caller.
 #pragma once
 
@@ -263,8 +263,8 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
 enum class HostMemoryChoice { kAuto, kMemfd };
 
 // Returns Unavailable with the reason if libcuda.so.1 is missing, the driver is
-// too old, or no GPU is usable. If only some GPUs are usable, DeviceInfo::fault
-// says why another is not.
+// too old, or no GPU is usable. If only some GPUs are usable, the others have a
+// DeviceInfo::fault.
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

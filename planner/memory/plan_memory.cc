@@ -456,8 +456,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   return true;
 }
 
-// Plans two levels if at least half of a long trace is repetition, because that
-// takes less time than a race over the flat trace.
+// Plans two levels if at least half of a long trace is repetition, because two
+// levels take less time than a race over the flat trace.
 bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
                     const MemoryOptions& options, const PortfolioOptions& inner,
                     Knowledge* known) {

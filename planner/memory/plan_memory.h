@@ -30,8 +30,8 @@ struct MemoryOptions {
   absl::Duration time_limit = absl::Seconds(10);
   // Set by a signal handler or another thread. Ends the run like a timeout.
   const std::atomic<bool>* stop = nullptr;
-  // Stops at the first plan with a peak of at most this. If no plan meets it
-  // within half of the time limit, the rest is spent on the smallest peak.
+  // Stops at the first plan with a peak of at most `capacity`. If none is found
+  // in half of the time limit, the other half is spent on the smallest peak.
   std::optional<Bytes> capacity;
   // A multiple of the usual work, at least 1. The additional work continues
   // from the usual result if that has no proof.

@@ -102,20 +102,19 @@ inline constexpr double kUpipeHiddens = 5;
 inline constexpr double kUpipeQueries = 2;
 inline constexpr double kUpipeStage = 12;
 inline constexpr double kUpipeRing = 16;
-// UPipe's rotary table has a complex64 per token and pair of dimensions of a
-// head, for all tokens, on every GPU.
+// Bytes of UPipe's rotary table per token and pair of a head's dimensions (a
+// complex64), for all tokens, on every GPU.
 inline constexpr double kUpipeRotary = 8;
 // ALST's tile of 1 GB of fp32 logits, with softmax and gradient.
 inline constexpr double kAlstLogits = 2e9;
 // A fraction of the usable GPU memory. A larger shard of weights and gradients
 // goes to host memory, as in ALST's one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
-// The Python package's tensors at the peak, in a chunk's backward. Hidden
-// states and tensors as wide as the FFN: torch's profiler counts 15 (we take
-// one more) and 6.0 on the CPU, in transformers' Llama in bf16 with chunks of
-// 512 to 2,048 rows. Tensors as wide as the queries, in leased GPU memory:
-// those fetched for this chunk and the next, and k, v and fp32 dk, dv of two
-// chunks.
+// The Python package's tensors at the peak, in a chunk's backward. On the CPU
+// torch's profiler counts 15 hidden states (we take one more) and 6.0 tensors
+// as wide as the FFN, in transformers' Llama in bf16 with chunks of 512 to
+// 2,048 rows. As wide as the queries, in leased GPU memory, are the tensors
+// fetched for this chunk and the next, and k, v and fp32 dk, dv of two chunks.
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
@@ -135,7 +134,7 @@ inline constexpr double kPythonSums = 6;
 // read and write per pass of a layer, in hidden states.
 inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
-// The same per expert of a token, on the way to the expert and back.
+// What they read and write per expert of a token, on the way there and back.
 inline constexpr double kExpertMoves = 4;
 // The fraction of kForwardMoves that precede forward's last matmul.
 inline constexpr double kRecomputedMoves = 0.6;

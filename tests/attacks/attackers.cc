@@ -66,7 +66,7 @@ bool ReadsARefusal(int session) {
   return true;
 }
 
-// Sends the requests in turns on all sessions and reads the answers, for ever.
+// Sends the requests in turn on all sessions and reads the answers, for ever.
 // Prints "ready" after the first round, or, if `for_refusals`, after the first
 // refusal.
 [[noreturn]] void Flood(std::vector<RawClient> clients,

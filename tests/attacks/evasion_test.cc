@@ -1,5 +1,5 @@
 // Ranks that publish false figures in their use pages may slow an honest rank's
-// step down only a little. Also tests descriptors and priorities.
+// step down only a little. Also tests small leases and real-time priorities.
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>

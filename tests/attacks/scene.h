@@ -23,7 +23,7 @@ inline constexpr uid_t kAttacker = 61234;
 struct Cost {
   std::string attack;
   int requests = 0;
-  int failed = 0;  // honest requests refused or without a session
+  int failed = 0;  // honest requests that failed or had no session
   absl::Duration p50, p99, max;
   absl::Duration newcomer;  // time to connect, attach and lease
   absl::Duration metrics;   // time of GET /metrics

@@ -97,7 +97,7 @@ TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 2.5e6, 0), IsOk());
   const double begin = CpuSeconds();
   TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(1'500'000));  // takes 0.6 s
-  // On a loaded machine under ASan, moving the bytes alone costs 0.02 s.
+  // On a loaded machine under ASan, moving the bytes takes 0.02 s of CPU time.
   EXPECT_LE(CpuSeconds() - begin, 0.4);
 }
 

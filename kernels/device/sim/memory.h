@@ -197,9 +197,9 @@ class PhysicalMemory {
   const Bytes size_;
 };
 
-// One driver's reservations and mappings. A mapping is PROT_NONE until Allow
-// and not in forked children or core dumps. Thread safety: none; the driver
-// locks.
+// One driver's reservations and mappings. A mapping is PROT_NONE until Allow,
+// and never readable in forked children or core dumps. Thread safety: none; the
+// driver locks.
 class AddressSpace {
  public:
   AddressSpace() = default;
