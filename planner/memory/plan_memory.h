@@ -31,7 +31,7 @@ struct MemoryOptions {
   // Set by a signal handler or another thread. Ends the run like a timeout.
   const std::atomic<bool>* stop = nullptr;
   // Stops at the first plan with a peak of at most `capacity`. If none is found
-  // in half of the time limit, the other half is spent on the smallest peak.
+  // in half of the time limit, the rest of it is spent on the smallest peak.
   std::optional<Bytes> capacity;
   // A multiple of the usual work, at least 1. The additional work continues
   // from the usual result if that has no proof.

@@ -37,8 +37,8 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// Returns the smallest size within the tolerance, or the largest size if the
-// host delays the device at every size.
+// Returns the smallest tried size within the tolerance, or the largest one if
+// the host delays the device at every tried size.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

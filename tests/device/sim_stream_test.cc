@@ -238,7 +238,7 @@ TEST_F(SimTest, ACopyThatTakesTimeDoesNotBlockItsCaller) {
 }
 
 // An idle stream executes small copies at once, in the caller's thread, and
-// large ones in the stream's own thread. Two threads enqueue in turns.
+// large ones in the stream's own thread. Two threads enqueue in turn.
 TEST_F(SimTest, CopiesOfOneStreamStayInOrderAcrossThreads) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,

@@ -47,8 +47,8 @@ absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config);
 
 // Opens a driver for the one process that makes the node's memory (the daemon).
-// The driver counts used memory itself, whatever the node's state says. Other
-// drivers' memory counts as HeldOutside last found it.
+// The driver counts used memory itself, whatever the node's state says. Memory
+// that it neither made nor adopted counts as HeldOutside last found it.
 absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
     const std::string& directory);
 
