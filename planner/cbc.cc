@@ -215,7 +215,7 @@ class DsaMip {
     // CBC 2.10.8 reads a null pointer in CglPreProcess::postProcess when the
     // time limit ends a solve that was preprocessed.
     Cbc_setParameter(model_, "preprocess", "off");
-    // This program is solved twice as fast without cuts and without heuristics.
+    // Cuts and heuristics would double the time that this program takes.
     Cbc_setParameter(model_, "cuts", "off");
     Cbc_setParameter(model_, "heuristicsOnOff", "off");
     // Peaks are whole units, so a gap below one unit is no improvement.

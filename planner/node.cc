@@ -113,7 +113,7 @@ absl::StatusOr<SegmentLayout> PlanSegments(
       layout.segments.push_back({.name = kind.name, .placement = *known});
       continue;
     }
-    // The remaining kinds share the time, so that a hard one cannot use it all.
+    // The kinds share the time, so that a hard kind cannot use all of it.
     MemoryOptions share = options;
     share.time_limit = std::max(deadline - absl::Now(), absl::ZeroDuration()) /
                        static_cast<int64_t>(segments.size() - k);

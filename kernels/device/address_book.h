@@ -1,6 +1,6 @@
 // Records which addresses a driver has reserved and which memory is mapped
 // there, and checks the rules of driver.h. The driver, sim or cuda, makes the
-// real calls. `M` is the driver's physical memory, with size() and where().
+// real calls. `M` is the driver's PhysicalMemory, with size() and where().
 //
 // Thread safety: none; the driver locks.
 #pragma once
@@ -109,8 +109,8 @@ class AddressBook {
   }
   void DropMapping(Address address) { mappings_.erase(address); }
 
-  // Checks that a copy may touch the range: the range lies outside all
-  // reservations, or all of it is mapped with access.
+  // Checks that a copy may touch the range: the range begins outside all
+  // reservations, or is mapped with access as a whole.
   absl::Status CheckTouchable(const std::byte* from, Bytes size) const {
     const auto address = const_cast<Address>(from);
     if (ReservationAt(address) == reservations_.end()) return absl::OkStatus();

@@ -14,8 +14,8 @@
 //
 // Compute streams. On cuda a compute stream is a CUstream. On sim ATen's CPU
 // operators run on the caller, so the compute stream *is* the calling thread:
-// recording an event on it completes at once, waiting for an event on it
-// blocks the caller and is counted as `stall` (CallCounters).
+// an event that is recorded on this stream is complete at once, and a wait that
+// is enqueued on it blocks the caller and counts as `stall` (CallCounters).
 //
 // Errors: a failed driver call becomes an absl::Status with the call's name,
 // the driver's error name and the arguments that matter.
@@ -23,7 +23,7 @@
 //   kUnavailable        the device is lost
 //   kInvalidArgument    the call breaks a rule of this file
 //   kUnimplemented      this driver or device does not have the feature
-// Thread safety: all methods are thread-safe. Destroying an object another
+// Thread safety: all methods are thread-safe. Destroying an object that another
 // thread uses is a bug of the caller.
 #pragma once
 
@@ -72,8 +72,8 @@ struct DeviceInfo {
   int capability = 0;
   // True for a MIG instance of a GPU. CUDA shows a process only one instance.
   bool is_instance = false;
-  // Why the GPU cannot be used, ending with ": " and the command that solves
-  // it; empty if it can. With a fault only the index is known.
+  // The reason why the GPU is unusable, then ": " and the command that helps.
+  // Empty if the GPU is usable. With a fault only `index` is known.
   std::string fault;
 };
 
@@ -90,7 +90,7 @@ using Address = std::byte*;
 
 enum class CopyDirection { kHostToDevice, kDeviceToHost };
 
-// Counts since the driver was opened.
+// Numbers of calls, bytes and time since the driver was opened.
 struct CallCounters {
   uint64_t stream_synchronize = 0;
   uint64_t event_synchronize = 0;
@@ -145,10 +145,10 @@ class Driver {
   virtual HostMemoryKind HostMemory() const = 0;
   // Returns the bytes that other processes hold, by place: the used bytes minus
   // those of this process's handles. On sim a daemon finds memory that ranks of
-  // a killed daemon still hold. On cuda it includes contexts and fragments, but
-  // no host memory. A place is missing if its GPU does not answer (Usage
+  // a killed daemon still hold. On cuda the bytes include contexts, fragments
+  // and no host memory. A place is missing if its GPU does not answer (Usage
   // returns the reason), and on sim if nothing is held there. Nothing is
-  // cached: a call takes milliseconds, or as long as the kernel needs.
+  // cached: a call takes milliseconds, or as long as Linux needs.
   virtual absl::StatusOr<std::map<Placement, Bytes>> HeldOutside() = 0;
   // Makes memory (cuMemCreate), which on sim is zero-filled.
   virtual absl::StatusOr<Memory> Create(Placement where, Bytes size) = 0;
@@ -156,11 +156,11 @@ class Driver {
   // (cuMemExportToShareableHandle). InvalidArgument: the memory was imported;
   // pass on the descriptor that it was imported from.
   virtual absl::StatusOr<UniqueFd> Export(Memory memory) = 0;
-  // Returns whether HeldByOthers works: on sim if the kernel shows which
+  // Returns whether HeldByOthers works: on sim if Linux shows which
   // processes can access exported memory (probed once), on cuda never.
   virtual bool TellsHolders() const = 0;
   // Returns whether any process has a descriptor or mapping of this memory
-  // besides the handle. `false` holds until the next export. Unimplemented:
+  // besides the handle. `false` is valid until the next export. Unimplemented:
   // !TellsHolders, or another process made the memory.
   virtual absl::StatusOr<bool> HeldByOthers(Memory memory) = 0;
   // Makes a handle for memory that another process exported
@@ -221,12 +221,11 @@ class Driver {
   virtual absl::Status RecordEvent(Event event, Stream stream) = 0;
   virtual absl::Status StreamWaitEvent(Stream stream, Event event) = 0;
   virtual absl::StatusOr<bool> QueryEvent(Event event) = 0;
-  // Returns the time between the last recordings: negative if `to` was reached
-  // first, nullopt if an event is not reached yet. Accurate to about a
-  // microsecond; on cuda it may contain other streams' work. The call orders
-  // nothing: ask QueryEvent before touching memory that the events guard.
-  // InvalidArgument: an event has no timing or no recording, or they were
-  // recorded on two GPUs.
+  // Returns the time between the events' last recordings, negative if `to` was
+  // reached first, or nullopt if an event is not reached yet. It is accurate to
+  // about a microsecond; on cuda it may contain other streams' work. The call
+  // orders nothing: ask QueryEvent before touching memory that events guard.
+  // InvalidArgument: no timing, no recording, or recordings on two GPUs.
   virtual absl::StatusOr<std::optional<absl::Duration>> ElapsedTime(
       Event from, Event to) = 0;
   // Blocks the host: for set-up, teardown and tests only.
@@ -264,8 +263,8 @@ absl::StatusOr<std::unique_ptr<Driver>> OpenSimDriver(
 enum class HostMemoryChoice { kAuto, kMemfd };
 
 // Returns Unavailable with the reason if libcuda.so.1 is missing, the driver is
-// too old, or no GPU is usable. If only some GPUs are usable, DeviceInfo::fault
-// says why another is not.
+// too old, or no GPU is usable. If only some GPUs are usable, the others have a
+// DeviceInfo::fault.
 absl::StatusOr<std::unique_ptr<Driver>> OpenCudaDriver(
     HostMemoryChoice host = HostMemoryChoice::kAuto);
 

@@ -42,8 +42,8 @@ class StreamTimer {
   // spans have a start time. The host waits: call it only between steps.
   absl::Status Align(Stream stream);
 
-  // Begin starts a span after all work enqueued so far; End ends it. Both
-  // streams are of one GPU. Begin drops a span that has begun and not ended.
+  // Begin starts a span after all work enqueued so far; End ends it, on any
+  // stream of the same GPU. Begin drops a span that has begun and not ended.
   absl::Status Begin(Stream stream);
   absl::Status End(Stream stream);
 

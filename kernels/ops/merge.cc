@@ -34,7 +34,7 @@ struct Weights {
   float block[kRowsAtOnce];
 };
 
-// Computes both sides' weights for the rows of one head, and merges lse.
+// Computes the weights of running result and block for one head; merges lse.
 SLUICE_VECTORISED void MergeLse(int64_t rows, float* __restrict lse,
                                 int64_t stride,
                                 const float* __restrict block_lse,

@@ -25,7 +25,7 @@ __device__ void Merge(const MergeShape& shape, float* o, float* lse,
 
   const float a = *lse, b = *block_lse;
   const float low = a < b ? a : b, high = a < b ? b : a;
-  // The smaller weight divided by the larger; 0 and not NaN if its lse is -inf.
+  // The smaller weight divided by the larger; 0, not NaN, if `low` is -inf.
   const float ratio = low == -INFINITY ? 0.0f : expf(low - high);
   const float larger = 1.0f / (1.0f + ratio), smaller = ratio * larger;
   const float running = a == -INFINITY ? 0.0f : (a < b ? smaller : larger);

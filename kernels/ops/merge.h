@@ -10,7 +10,7 @@
 //
 // which never overflows. A row with lse = -inf attended to nothing: its o is
 // ignored, whatever it holds (NaN too), so running values may start as o
-// uninitialised and lse -inf. Where both are -inf, o becomes 0 and lse stays
+// uninitialised and lse -inf. If both lse are -inf, o becomes 0 and lse stays
 // -inf.
 //
 // Kernels take raw pointers; no torch header may be included here. Tensors have
@@ -42,8 +42,8 @@ struct MergeShape {
   RowHeadStrides o, lse, block_o, block_lse;
 };
 
-// Replaces (o, lse) by the merge of itself and (block_o, block_lse), which it
-// must not overlap. Does nothing if any extent is 0.
+// Merges (block_o, block_lse) into (o, lse). The two must not overlap. Does
+// nothing if any extent is 0.
 void MergeAttention(const MergeShape& shape, float* o, float* lse,
                     const float* block_o, const float* block_lse);
 void MergeAttention(const MergeShape& shape, float* o, float* lse,

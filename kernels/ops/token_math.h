@@ -1,10 +1,10 @@
 // The operations of a Llama layer and of the loss that treat each token
-// independently, in one pass over memory. Only softmax reads a row twice,
-// because a row of logits is too long for registers.
+// independently, in one pass over memory: a row that is read twice stays in
+// cache or registers, except softmax's row of logits, which is too long.
 //
 // Tensors are contiguous, row after row. Elements are fp32 or bf16; everything
-// is computed in fp32 and rounded once. An output may share an input's memory
-// exactly where a comment says so, and must not overlap any input otherwise.
+// is computed in fp32 and rounded once. An output may be the same memory as an
+// input if a comment says so, and must not overlap any input otherwise.
 //
 // gpu_kernels.h launches the same operations on a GPU. Kernels take raw
 // pointers; no torch header may be included here.
@@ -23,7 +23,7 @@ namespace sluice::ops {
 struct RmsNormShape {
   int64_t rows = 0, width = 0;
   float epsilon = 0;
-  // The backward sums the weight's gradient over each part of this many rows.
+  // Rows in a part. The backward sums the weight's gradient over each part.
   int64_t rows_in_part = 1;
 
   int64_t parts() const { return (rows + rows_in_part - 1) / rows_in_part; }

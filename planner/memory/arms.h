@@ -20,7 +20,7 @@ struct Piece {
 };
 
 struct Pieces {
-  std::vector<Piece> pieces;  // by descending base + max_live
+  std::vector<Piece> pieces;  // descending in base + max_live
   Offsets offsets;  // by item of the problem; 0 unless the item is peeled
 };
 
@@ -50,8 +50,8 @@ enum class Stack {
 // is chosen by the bytes it leaves over, and by how close its neighbours'
 // deaths are to the item's. Each direction tries several weights of these two
 // criteria and keeps its best result; the directions run in parallel. Returns
-// nullopt if no plan is below `limit`. Ends early at `target`, which is at
-// least max_live.
+// nullopt if no plan is below `limit`. Ends at the first plan with a peak of at
+// most `target`, which is at least max_live.
 std::optional<Offsets> SweepFromPeak(const Problem& problem, Stack stack,
                                      int64_t limit, int64_t target,
                                      const Expired& expired);

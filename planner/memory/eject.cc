@@ -19,7 +19,7 @@ constexpr int kChain = 50;  // limit of the moves in a chain
 // bucket, then one of at most kPlaces places in it.
 constexpr int64_t kBuckets = 512;
 constexpr size_t kPlaces = 64;
-// Checking one item for a place costs as much as this many visits of the index.
+// Choosing a place for an item costs this many visits per item alive with it.
 constexpr int64_t kLookVisits = 14;
 // With fewer items, a step ends before a thread has started.
 constexpr size_t kMinItemsToEjectInThreads = 2000;

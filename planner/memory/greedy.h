@@ -19,9 +19,9 @@ struct NamedOrder {
 };
 
 // Returns plain orders by one criterion each (size, lifetime, area, birth, …),
-// and for each a variant that begins with the items alive at the peak slot,
-// which alone decide whether the bound is met. The most promising orders come
-// first. Ties are broken by a second criterion, then by the items' order.
+// and for each a variant that begins with the items alive at the peak slot (the
+// sizes of these items sum to the bound). The most promising orders come first.
+// Ties are broken by a second criterion, then by the items' order.
 std::vector<NamedOrder> GreedyOrders(const Problem& problem);
 
 // Places the items of `order` into `taken`. Returns nullopt as soon as an item

@@ -18,10 +18,10 @@
 namespace sluice::planner {
 namespace {
 
-// The question is kMagic, milliseconds, unit, bound, n, then lower, upper, size
-// and start of each item. The answer is kMagic, bound, n or 0, then offsets.
-// Both processes run the same build. Question and answer are memfds and not
-// pipes, because a write to a pipe without a reader raises a signal.
+// The question is kMagic, the time limit in ms, unit, bound, n, then lower,
+// upper, size and start of each item. The answer is kMagic, bound, n or 0, then
+// offsets. Both processes run the same build. Question and answer are memfds,
+// because a write to a pipe without a reader raises a signal.
 using Message = std::vector<int64_t>;
 constexpr int64_t kMagic = 0x736c7569636d6970;
 constexpr size_t kHead = 5;

@@ -4,7 +4,7 @@
 // A list holds items in blocks, ascending in address. A query scans all items,
 // and tracks the highest end of those that live in the queried slots. (Not a
 // segment tree over the slots, which takes 3 to 10 times as long on random
-// lifetimes, and as long on those of a training run.)
+// lifetimes, and the same time on lifetimes of a training run.)
 //
 // If lifetimes are short compared with the trace, items are also stored in
 // lists of half-overlapping windows of slots, of several widths. A query about

@@ -48,8 +48,8 @@ class Detector {
     if (!Tokenize(stopped)) return {};
     std::vector<Run> runs;
     for (const size_t period : Periods()) FindRuns(period, &runs);
-    // Longer runs come first; among equal ones the shorter period, because
-    // planning it takes less time.
+    // Longer runs come first and, among runs of equal length, shorter periods,
+    // because planning a shorter period takes less time.
     std::sort(runs.begin(), runs.end(), [](const Run& a, const Run& b) {
       return std::make_tuple(b.Length(), a.period, a.begin) <
              std::make_tuple(a.Length(), b.period, b.begin);
@@ -69,15 +69,15 @@ class Detector {
   }
 
  private:
-  // The requests [begin, end). Each of them before end - period equals the
-  // request `period` later.
+  // The requests [begin, end). Each request before index end - period equals
+  // the request `period` places after it.
   struct Run {
     size_t begin = 0, end = 0, period = 0;
     size_t Length() const { return end - begin; }
   };
 
   // Gives equal tokens to requests of equal kind (allocation or free), size
-  // and, if it is short, lifetime. Returns false if `stopped` returned true.
+  // and, up to kNear, lifetime. Returns false if `stopped` returned true.
   bool Tokenize(const std::function<bool()>& stopped) {
     std::vector<uint32_t> born(trace_.buffers.size());
     std::vector<uint32_t> life(trace_.buffers.size());
@@ -169,7 +169,7 @@ class Detector {
     if (best == SIZE_MAX) return false;
     size_t from = best;
     for (size_t to = from + run.period; to <= run.end; to += run.period) {
-      if (!IsCut(to)) continue;  // a span to the next cut is no pass: too long
+      if (!IsCut(to)) continue;  // the longer span to the next cut is no pass
       if (to - from == run.period)
         passes->push_back({TimeOf(from), TimeOf(to)});
       from = to;

@@ -67,8 +67,8 @@ int64_t NodesFor(size_t items, int64_t nodes) {
 
 // Problems of kMinSweepItems items or more are swept before the race, which may
 // not end in time. Problems of more than kMaxRacedItems are raced only if the
-// sweep leaves a gap of kRacedGap, because the race would use up the time of
-// ejection.
+// sweep leaves a gap of at least kRacedGap, because the race would use up the
+// time of ejection.
 constexpr size_t kMinSweepItems = 20'000;
 constexpr size_t kMaxRacedItems = 100'000;
 constexpr double kRacedGap = 0.02;
@@ -456,8 +456,8 @@ bool RunLevels(const plan::Trace& trace, const Problem& problem,
   return true;
 }
 
-// Plans two levels if at least half of a long trace is repetition, because that
-// takes less time than a race over the flat trace.
+// Plans two levels if at least half of a long trace is repetition, because two
+// levels take less time than a race over the flat trace.
 bool RunLevelsFirst(const plan::Trace& trace, const Problem& problem,
                     const MemoryOptions& options, const PortfolioOptions& inner,
                     Knowledge* known) {
@@ -519,7 +519,7 @@ Found Solve(const plan::Trace& trace, const Problem& problem,
   const int64_t units = options.capacity->count() / problem.unit;
   MemoryOptions free = options;
   free.capacity.reset();
-  // No plan fits, because max_live is a lower bound.
+  // No plan has a peak below max_live.
   if (units < problem.max_live) return SolveOnce(trace, problem, free, start);
   MemoryOptions asked = options;
   asked.time_limit = options.time_limit / 2;

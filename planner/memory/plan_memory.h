@@ -28,10 +28,10 @@ struct MemoryProgress {
 struct MemoryOptions {
   // Wall time of all arms; the checks of the input and the plan come on top.
   absl::Duration time_limit = absl::Seconds(10);
-  // Set by a signal handler or another thread: ends the search as a timeout.
+  // Set by a signal handler or another thread. Ends the run like a timeout.
   const std::atomic<bool>* stop = nullptr;
-  // Stops at the first plan with a peak of at most this. If no plan meets it
-  // within half of the time limit, the rest is spent on the smallest peak.
+  // Stops at the first plan with a peak of at most `capacity`. If none is found
+  // in half of the time limit, the rest of it is spent on the smallest peak.
   std::optional<Bytes> capacity;
   // A multiple of the usual work, at least 1. The additional work continues
   // from the usual result if that has no proof.

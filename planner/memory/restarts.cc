@@ -18,7 +18,7 @@ const char* const kOrders[] = {"TWA", "Twa", "WAT", "waT", "TAW", "Taw", "TOW",
                                "AWT", "awT", "OZW", "ZWT", "TZW", "OTA", "OWA"};
 
 constexpr int64_t kFirstBudget = 2000;
-// Nodes per item for a mixture. Most mixtures that ever end do so within it.
+// Nodes per item for a mixture. Most searches that ever end need no more.
 constexpr int64_t kMixtureNodes = 2;
 
 // Returns a number uniform in [low, high), the same on every machine.

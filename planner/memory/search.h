@@ -133,8 +133,8 @@ struct SearchResult {
   int64_t nodes = 0;  // spent
 };
 
-// Runs the canonical search with many static orders. The time that it takes
-// with one order is heavy-tailed: with most orders it never ends, with some it
+// Runs the canonical search with many static orders. The time of a search is
+// heavy-tailed over orders: with most orders a search never ends, with some it
 // ends after a few hundred nodes. So orders get small budgets in turn: the
 // classic orders with growing budgets, and between them random mixtures of
 // their criteria.
@@ -158,7 +158,7 @@ class Restarts {
   double Criterion(size_t k, char letter) const;
   Order StaticOrder(const std::string& letters) const;
   Order Mixture(std::mt19937* random) const;
-  // Returns whether the search with one order decided.
+  // Returns whether the search with one order reached a verdict.
   bool Try(const Order& order, const std::string& name, int64_t capacity,
            int64_t budget, const Expired& expired, SearchResult* result);
 

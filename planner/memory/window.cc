@@ -13,8 +13,8 @@ namespace {
 // Numbers of items in the windows.
 constexpr size_t kWindows[] = {250, 700, 1500};
 constexpr int64_t kNodes = 200'000;
-// No wider window is tried after this many placements around frozen windows,
-// which take long with 60,000 items and rarely help.
+// No wider window is tried after this many placements around frozen windows.
+// With 60,000 items such placements take long, and rarely help.
 constexpr size_t kPlacements = 400'000;
 
 // The orders of GreedyOrders that place the items outside the window.

@@ -51,9 +51,9 @@ struct AttentionBlock {
 // for bf16 and fp16 on compute capability 9.0: on an H100, with 65,536 rows of
 // 16 heads of 128, cuDNN reaches 741 TFLOP/s forward and 639 backward, torch's
 // flash 376 and 335 (`verify --python`, deploy/bundle/measured). Other GPUs
-// were not measured and use flash. Parts of blocks also use flash, because
+// were not measured and use flash. Blocks with `part` also use flash, because
 // cuDNN builds a plan for each new shape, and documents make new shapes in each
-// step. fp32 uses efficient.
+// step. fp32 uses kEfficient.
 AttentionKernel KernelOf(const AttentionBlock& block);
 
 // Returns why the requested kernel cannot compute the block, by its dtype or

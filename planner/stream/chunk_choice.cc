@@ -7,8 +7,8 @@
 namespace sluice::stream {
 namespace {
 
-// The search continues after a size that takes at most this factor of the least
-// time, because measured times vary, and a larger size may be faster.
+// The search continues after a size that takes at most this many times the
+// least time, because measured times vary, and a larger size may be faster.
 constexpr double kSlack = 1.03;
 constexpr double kHostShare = 1.0 / 3;
 
@@ -37,8 +37,8 @@ std::optional<int64_t> Next(const ChunkRange& range,
   return above.rows / 2;
 }
 
-// Returns the smallest size within the tolerance, or the largest size if the
-// host delays the device at every size.
+// Returns the smallest tried size within the tolerance, or the largest one if
+// the host delays the device at every tried size.
 int64_t Best(const ChunkRange& range, std::span<const ChunkTrial> trials) {
   double least = std::numeric_limits<double>::infinity();
   int64_t rows = 0;

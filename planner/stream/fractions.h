@@ -45,8 +45,8 @@ FractionMap DropFree(const ModelShape& model, FractionMap given);
 FractionMap WithoutKept(FractionMap fractions, const FractionMap& given);
 
 // InvalidArgument, one line: the model does not have a class; a fraction or sum
-// is outside [0, 1]; a class that is kept whole or not at all is kept in part;
-// or a part that cannot be recomputed is dropped.
+// is outside [0, 1]; a class of Keep::kWhole has a `keep` between 0 and 1; or
+// rows that cannot be recomputed are dropped.
 absl::Status CheckFractions(const FractionMap& fractions,
                             const ModelShape& model);
 

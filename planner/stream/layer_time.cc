@@ -84,7 +84,7 @@ class LayerTime {
     const double diagonal = compute_.blocks / (chunks * chunks);
     const double projected = compute_.projections / chunks;
     const double both = In(FirstIn(2, 1));
-    // The phase before still computes the last chunk; its copies come later.
+    // The last chunk is never early: the previous phase still computes it.
     const EarlySlots slots = shape_.early(Phase::kAttention);
     const int64_t early_outer = std::min(slots.outer, last_);
     const int64_t early_inner = std::min(slots.blocks, last_);
@@ -136,9 +136,9 @@ class LayerTime {
            shape_.swapped_bytes(Class::kNorm1);
   }
   int64_t ProjectionsOut() const { return shape_.moved_bytes(Class::kInput); }
-  // Lets `all` seconds of the phase's copies, and `first` of its first_in,
-  // overlap the `window` in which the phase before computes its last chunk and
-  // sends the results.
+  // Lets `all` seconds of the phase's copies, and `first` seconds of its
+  // first_in, overlap the `window` in which the previous phase computes its
+  // last chunk and sends the results.
   static Pipeline Early(Pipeline phase, double first, double all,
                         double window) {
     phase.in -= std::min(all, window);

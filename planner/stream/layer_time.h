@@ -41,13 +41,13 @@ struct LayerSeconds {
 // Returns a layer's times. In forward, layers follow each other without a
 // pause. In backward the rings change their layout between the two phases, so a
 // phase fetches nothing before the previous phase's copies out have ended,
-// except into early slots (StreamShape::early). So its first copies in and its
-// last copies out overlap with none of its compute.
+// except into early slots (StreamShape::early). So a phase's first copies in
+// and last copies out overlap with none of the phase's compute.
 LayerSeconds TimeLayer(const StreamShape& shape, const LayerCompute& compute,
                        const LinkSpeeds& links);
 
 // Returns the seconds per step in which backward reruns layers' forward over
-// the first chunks. `keys` and `forward` are the total compute of the reruns
+// the first chunks. `keys` and `forward` are the compute seconds of all reruns
 // (as in LayerCompute).
 double TimeRerun(const StreamOptions& options, double keys, double forward,
                  const LinkSpeeds& links);

@@ -67,7 +67,7 @@ ChunkLayout CalibrationLayout(const StreamOptions& options) {
 
 StreamOptions CalibrationStep(StreamOptions options) {
   options.layout = CalibrationLayout(options);
-  // Fixes the rows, because rows by cost depend on the number of layers.
+  // Fixes the rows, because LossRows depends on the number of layers.
   options.loss_chunk_rows = WantedRows(options);
   options.model.layers = 1;
   options.rerun_chunks = 0;  // a rerun uses the same segments

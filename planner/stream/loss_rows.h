@@ -23,8 +23,8 @@ inline constexpr double kHeadTrafficShare = 0.05;
 // With fewer rows a matrix multiplication leaves compute units idle.
 inline constexpr int64_t kLeastLossRows = 128;
 // With fewer logits a GPU is idle between launches: each call launches about
-// twenty kernels, however short. At 128 rows of 256 logits, the loss of 16,384
-// rows takes an H100 44 ms, mostly for launches.
+// twenty kernels, however short. In calls of 128 rows of 256 logits, the loss
+// of 16,384 rows takes an H100 44 ms, mostly for launches.
 inline constexpr int64_t kLeastLogits = 1 << 22;
 // A calibration runs up to two groups of chunks, so groups must be short.
 inline constexpr int64_t kMostLossChunks = 16;

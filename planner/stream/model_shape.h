@@ -70,7 +70,7 @@ struct ModelShape {
 
   // --- As MEMO and its MFU count (section 5.2), without norms and biases
   // --- (< 0.1 %): P = 12 n h^2 + V h for GPT.
-  // The FFN's width; in a mixture, of the experts that one token uses.
+  // Returns the width of the FFN, or of all experts that one token uses.
   double active_ffn() const {
     return double(experts > 0 ? active_experts * ffn : ffn);
   }

@@ -39,8 +39,8 @@ struct StreamOptions {
   // Slots of the block ring: one is in use, the others are being copied.
   int prefetch_depth = 2;
   BackwardOrder order = BackwardOrder::kKeysOuter;
-  // Whether attention's output is stored in the dtype, to which GPU kernels
-  // round it anyway, or in fp32. Backward computes rowsum(dO o), which must
+  // If true, attention's output is stored in the dtype, to which GPU kernels
+  // round it anyway, else in fp32. Backward computes rowsum(dO o), which must
   // cancel against the blocks' own sums; an o rounded to bf16 causes the
   // largest error of a GPT's gradients, in k's bias.
   bool round_output = false;
@@ -54,8 +54,8 @@ struct StreamOptions {
   int64_t ffn_chunk_rows = 0;   // rows per FFN call; 0 for half of a chunk's
   int64_t loss_chunk_rows = 0;  // rows of logits at a time; 0 for LossRows
   // Runs only the chunks of the loss's first group, at least two, and of its
-  // last group (`--probe`). That runs every segment kind and uses all memory,
-  // but the step's loss and gradients mean nothing.
+  // last group (`--probe`). That runs every segment kind and uses a full step's
+  // memory, but the loss and the gradients mean nothing.
   bool probe = false;
 };
 

@@ -21,7 +21,7 @@ plan::RankProfile Profile(const StreamOptions& options,
 // The slack of a kind of copies through a ring
 // (client/torch/stream/chunk_io.h): the compute time from a copy's earliest
 // start until compute needs its data or its slot. Meanwhile the other slots are
-// used. If copies of a kind differ, the shortest slack.
+// used. If copies of a kind differ, the slack is the shortest.
 struct CopyDue {
   const char* label;  // the label of the copies
   double slack_seconds = 0;

@@ -23,7 +23,7 @@ struct BlockTraffic {
   int64_t forward = 0, outer = 0, inner = 0, sums = 0;
 };
 
-// Sums times(m) * bytes_of(m) over chunks. times(m) must be linear in m.
+// Returns the sum over chunks of times(m) * bytes_of(m). times must be linear.
 int64_t SumTimes(const StreamShape& shape, auto times, auto bytes_of) {
   int64_t sum = 0;
   for (const auto& [first, end] : shape.runs()) {

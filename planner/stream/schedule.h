@@ -22,9 +22,9 @@ struct Block {
 
 // Return the blocks in the order in which they run. Forward has queries outer,
 // and each row of blocks begins with its diagonal. Backward begins each outer
-// chunk with its diagonal, in an order of outer chunks in which this diagonal
-// adds last to the chunk's gradients of the inner side. So all gradients of a
-// chunk are complete after its blocks as the outer chunk.
+// chunk with its diagonal block, and orders outer chunks so that this block is
+// the last that adds to the chunk's gradients of the inner side. So all
+// gradients of a chunk are complete after its blocks as the outer chunk.
 std::vector<Block> ForwardBlocks(const std::vector<int64_t>& chunks);
 std::vector<Block> BackwardBlocks(const std::vector<int64_t>& chunks,
                                   BackwardOrder order);

@@ -76,9 +76,9 @@ std::vector<StateUnit> CutStates(const ModelShape& model, Dtype dtype,
                                  int ranks, int rank);
 
 // The bytes of one rank's states, as the trainer allocates them: flat buffers
-// of whole lines. `optimizer` is AdamW's HBM: its states, or the ring if the
-// states are in host memory. `host` is leased in addition to a step's host
-// memory.
+// of whole 64-byte lines. `optimizer` is AdamW's HBM: its states, or the ring
+// if the states are in host memory. `host` is leased in addition to a step's
+// host memory.
 struct StateBytes {
   Bytes weights, gradients, optimizer, host;
   Bytes hbm() const { return weights + gradients + optimizer; }

@@ -179,7 +179,7 @@ RingSizes StreamShape::rings(Phase phase) const {
                         : AlignSlot(loss_rows(most) * row_bytes(Class::kInput));
   const int64_t d_o = whole(Class::kOutputGradient);
   const int64_t queries = q + d_o + o + lse;
-  // The bytes of a chunk's sums, or 0 if a resident class sums in place.
+  // Returns a chunk's bytes of sums, or 0 if a resident class sums in place.
   const auto sum = [&](Class which, int64_t heads) {
     const bool in_place = resident(which) && row_bytes(which) > 0;
     return in_place ? 0 : AlignSlot(class_rows(which, 0) * heads * dim * 4);

@@ -254,8 +254,8 @@ class StreamShape {
     if (Traits(which).rows == Rows::kQueries) return {part_begin, part_end};
     return {0, ranks};
   }
-  // Returns how many rows of chunk m of a class in head layout ranks [begin,
-  // end) store.
+  // Returns, for a class in head layout, how many rows of chunk m the ranks
+  // [begin, end) store.
   int64_t StoredOf(Class which, int64_t m, int64_t begin, int64_t end) const;
   void CutRuns();
 

@@ -159,7 +159,7 @@ class TransientMath {
     return MakeAt(place, rows * model_.ffn);
   }
 
-  // Returns the gradient that needs new memory. The other one, if any, is
+  // Returns the gradient that needs new memory. The up projection's, if any, is
   // written over the output's gradient.
   Tensor ActivationBackward(int64_t rows) const {
     return Make(rows * model_.ffn);

@@ -23,7 +23,7 @@ using plan::SkeletalClass;
 // Limit of bytes, rates and seconds, far above any machine's.
 constexpr double kMost = 1e18;
 
-// Keeps the first error. Checks after it are safe and change nothing.
+// Keeps the first error. Later checks are safe and change nothing.
 class SwapChecker {
  public:
   explicit SwapChecker(const SwapProblem& problem) : problem_(problem) {}

@@ -12,7 +12,7 @@ Bytes Whole(double bytes) {
   return Bytes(static_cast<int64_t>(std::ceil(bytes - 1e-3)));
 }
 
-// Returns the bytes of the fraction `part` (keep, swap, ...) in all layers.
+// Returns the bytes of the fraction `part` (keep, swap, ...) in moving layers.
 double SumOf(const plan::RankProfile& profile, const Fractions& fractions,
              double plan::TokenFractions::*part) {
   std::map<std::string, double> layer;  // bytes of one layer, by kind

@@ -38,9 +38,9 @@ JointProgram::JointProgram(const SwapProblem& problem,
   rows_.solver->StartFrom(hidden->rows_.solver->basis(), /*dual=*/false);
 }
 
-// Minimises the objectives in turn, and bounds each by its optimum plus 1e-9
-// before the next. As long as the values of `known` are within these bounds,
-// they are the bounds, so that the answer is not worse than `known`.
+// Minimises the objectives in turn, and bounds each by 1 + kFixed times its
+// optimum before the next. While the values of `known` are within these bounds,
+// they become the bounds, so that the answer is not worse than `known`.
 absl::Status JointProgram::Stages(const SwapObjective* known, size_t first) {
   JointRows& s = rows_;
   const std::pair<int, double SwapObjective::*> objectives[] = {

@@ -55,7 +55,7 @@ class LinearSolver {
   // Returns a column's value at the last optimum.
   double Value(int column) const;
   // Returns the row's dual price: by how much, at most, the last optimum falls
-  // per unit of the row's upper bound.
+  // per unit that is added to the row's upper bound.
   double Price(int row) const;
 
   // Clp's basis status of each column and row at the last optimum.

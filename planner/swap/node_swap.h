@@ -31,7 +31,7 @@ struct NodeSwapProblem {
     int64_t id = 0;
     double host_budget_bytes = 0;
   };
-  // A limit on a group's host memory, besides the budgets of NUMA nodes.
+  // A limit on the host memory of some ranks, besides the NUMA nodes' budgets.
   struct Host {
     std::string name;
     double budget_bytes = 0;
@@ -45,7 +45,7 @@ struct NodeSwapProblem {
     // before it. Unset if it cannot be recomputed.
     std::optional<double> recompute_s;
     Must must = Must::kNothing;
-    // `…_fixed_bytes` count its copies, so swapping it costs only host memory.
+    // `…_fixed_bytes` count the tensor's copies; a swap costs only host memory.
     bool traffic_in_fixed = false;
     bool can_keep = true;
     plan::GivenFractions given;

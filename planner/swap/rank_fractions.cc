@@ -237,8 +237,8 @@ constexpr double kUnlimitedRate = std::numeric_limits<double>::infinity();
 constexpr double kNothing = 1e-6;    // a smaller fraction is rounding
 constexpr double kCutDigits = 1e-7;  // tolerance for link rates
 
-// Rounds down to a multiple of kStep. A fraction that is within 1e-4 of a step
-// below a multiple, as by an LP's rounding, becomes that multiple.
+// Rounds down to a multiple of kStep. A fraction less than 1e-4 kStep below a
+// multiple, as an LP's rounding may leave it, becomes that multiple.
 double CutDown(double fraction) {
   const double steps = std::floor(fraction / kStep + 1e-4);
   return std::clamp(steps * kStep, 0.0, 1.0);
@@ -348,7 +348,7 @@ std::vector<Fractions> CutFractions(const Node& node,
 
 // ---- The plan -------------------------------------------------------------
 
-// Returns the swapped fraction of all bytes that need not be swapped.
+// Returns the swapped fraction of the bytes of all classes without must_swap.
 double AlphaOf(const RankProfile& p, const Fractions& fractions) {
   double swapped = 0, bytes = 0;
   std::set<double> all;

@@ -48,7 +48,7 @@ absl::Status CheckProfiles(const std::vector<plan::RankProfile>& profiles,
 plan::GivenFractions GivenOf(const plan::RankProfile& profile,
                              const plan::SkeletalClass& skeletal);
 
-// Returns the given fractions of all classes. Open fractions are recomputed.
+// Returns the given fractions of all classes, with open ones as recomputed.
 Fractions GivenOnly(const plan::RankProfile& profile);
 
 // Return the bytes in host memory (swapped, and the profile's host_fixed), and

@@ -14,7 +14,7 @@ namespace {
 
 using nlohmann::json;
 
-// Passes on the array's records, and drops all other values at once.
+// Gives the array's records to `take`, and drops all other values at once.
 class RecordHandler : public nlohmann::json_sax<json> {
  public:
   RecordHandler(std::string file, const RecordQuery& query,

@@ -6,14 +6,14 @@ namespace sluice::planner::train {
 
 // --- Memory that tensors may use, as a fraction of the GPU's ----------------
 // Other memory is for the context, communicators' buffers, workspaces and the
-// waste of two-level plans. MEMO's 7B fits 1024K on TP 8 (needs 76.0 GB here)
-// and not 1152K; its full recomputation with a plan fits 640K and not 768K.
+// waste of two-level plans. MEMO's 7B runs 1024K tokens on TP 8 (76.0 GB here),
+// not 1152K; full recomputation with a plan runs 640K tokens, not 768K.
 inline constexpr double kPlannedMemory = 0.907;
 // A caching allocator without a plan loses more, because blocks cut for one
-// size do not serve another. Megatron-LM 7B on TP 4 x CP 2 fits 384K and not
-// 512K, Ulysses 7B 256K and not 384K, Ulysses 65B 1280K and not 1408K.
+// size do not serve another. Megatron-LM 7B on TP 4 x CP 2 runs 384K tokens and
+// not 512K; Ulysses 7B 256K, not 384K; Ulysses 65B 1280K, not 1408K.
 inline constexpr double kCachedMemory = 0.765;
-// FPDT loses little, because its states are static and its chunks few. 70B fits
+// FPDT loses little, because its states are static and its chunks few. 70B runs
 // 1M tokens on 16 A100-80GB, with 70.6 GB of states on each.
 inline constexpr double kFpdtMemory = 0.96;
 // ALST's recipes set expandable segments, which lose little to fragmentation.
@@ -69,9 +69,9 @@ inline constexpr double kUlyssesHiddens = 28;
 // parts: 4 in forward (the paper's table: hidden 1, other 3), 5 in backward
 // (hidden 2, other 3), the loss's input and its gradient.
 inline constexpr double kFpdtHiddens = 11;
-// FPDT's sharded states stay on the GPU up to this fraction of it (the paper:
-// 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to host memory
-// (2.7B on one A100-40GB does not run otherwise).
+// FPDT's sharded states stay on the GPU up to this fraction of its memory (the
+// paper: 30B on 8 A100-80GB, 58 GB). Above it, optimizer states go to host
+// memory (2.7B on one A100-40GB does not run otherwise).
 inline constexpr double kFpdtStatesOnGpu = 0.75;
 // Host memory of one FPDT layer, in hidden states: q, k, v, o, dO (bf16) and dq
 // (fp32) of all tokens, and the layer's input.
@@ -102,20 +102,19 @@ inline constexpr double kUpipeHiddens = 5;
 inline constexpr double kUpipeQueries = 2;
 inline constexpr double kUpipeStage = 12;
 inline constexpr double kUpipeRing = 16;
-// UPipe's rotary table has a complex64 per token and pair of dimensions of a
-// head, for all tokens, on every GPU.
+// Bytes of UPipe's rotary table per token and pair of a head's dimensions (a
+// complex64), for all tokens, on every GPU.
 inline constexpr double kUpipeRotary = 8;
 // ALST's tile of 1 GB of fp32 logits, with softmax and gradient.
 inline constexpr double kAlstLogits = 2e9;
 // A fraction of the usable GPU memory. A larger shard of weights and gradients
 // goes to host memory, as in ALST's one-GPU recipes.
 inline constexpr double kAlstStatesOnGpu = 0.20;
-// The Python package's tensors at the peak, in a chunk's backward. Hidden
-// states and tensors as wide as the FFN: torch's profiler counts 15 (we take
-// one more) and 6.0 on the CPU, in transformers' Llama in bf16 with chunks of
-// 512 to 2,048 rows. Tensors as wide as the queries, in leased GPU memory:
-// those fetched for this chunk and the next, and k, v and fp32 dk, dv of two
-// chunks.
+// The Python package's tensors at the peak, in a chunk's backward. On the CPU
+// torch's profiler counts 15 hidden states (we take one more) and 6.0 tensors
+// as wide as the FFN, in transformers' Llama in bf16 with chunks of 512 to
+// 2,048 rows. As wide as the queries, in leased GPU memory, are the tensors
+// fetched for this chunk and the next, and k, v and fp32 dk, dv of two chunks.
 inline constexpr double kPythonHiddens = 16;
 inline constexpr double kPythonWide = 6;
 inline constexpr double kPythonQueries = 10;
@@ -135,7 +134,7 @@ inline constexpr double kPythonSums = 6;
 // read and write per pass of a layer, in hidden states.
 inline constexpr double kForwardMoves = 24;
 inline constexpr double kBackwardMoves = 40;
-// The same per expert of a token, on the way to the expert and back.
+// What they read and write per expert of a token, on the way there and back.
 inline constexpr double kExpertMoves = 4;
 // The fraction of kForwardMoves that precede forward's last matmul.
 inline constexpr double kRecomputedMoves = 0.6;
@@ -154,9 +153,9 @@ inline constexpr double kBackwardCollectives = 3;
 inline constexpr double kRecomputeCollectives = 3;  // all but the last scatter
 // A caching allocator that runs out of memory frees its cached blocks and asks
 // the driver for new ones (MEMO section 3.2: 6 times an iteration at 128K, 16
-// at 256K). That begins when activations fill the first fraction of the memory
-// that states leave (7B: not at 64K, 0.13), and reaches its full rate at the
-// second fraction (7B: 128K, 0.22). Its cost depends on the machine
+// at 256K). That begins when activations fill kReorganisationStart of the
+// memory that states leave (7B: about 64K tokens), and reaches its full rate
+// at kReorganisationFull (7B: 128K). Its cost depends on the machine
 // (Hardware::reorganisation_s_per_byte).
 inline constexpr double kReorganisationStart = 0.125;
 inline constexpr double kReorganisationFull = 0.22;

@@ -33,8 +33,8 @@ struct Hardware {
   double matmul_efficiency = 0;
   double attention_forward_efficiency = 0;
   double attention_backward_efficiency = 0;
-  // For matmuls of fp32 tensors, which a GPU rounds to TF32. No method uses
-  // them. Default: half of matmul_efficiency, because TF32's peak is half of
+  // For matmuls of fp32 tensors, which a GPU rounds to TF32. No method has such
+  // matmuls. Default: half of matmul_efficiency, because TF32's peak is half of
   // bf16's in NVIDIA's data sheets from A100 on.
   double matmul_fp32_efficiency = 0;
   // Attention's efficiencies with heads of at most kNarrowHead dimensions. 0 if

@@ -58,7 +58,7 @@ bool IsNeutral(const std::string& field) {
          });
 }
 
-// A field that the estimate does not follow, and what it counts instead.
+// A field that estimates ignore, and what is counted in its place.
 struct Special {
   std::string_view key, counted;
 };
@@ -152,7 +152,7 @@ class Reader {
     if (!Given("_name_or_path")) return "";
     return Printable(fields_.Text("_name_or_path", kMost));
   }
-  // Returns the family that the file names, or the first one if it is unknown.
+  // Returns the family that the file names, or the first on an error.
   const Family& ModelFamily() {
     return FamilyNamed(fields_.Choice(
         "model_type", {"llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox",

@@ -28,7 +28,7 @@ void FusedKernels(const Request& request, double gpus, double fraction,
                   stream::BackwardOrder order, LayerTimes& layer);
 // Returns the seconds of the head's forward and backward for one sequence.
 double HeadSeconds(const Request& request, double gpus);
-// Returns the share of the matmuls that make q, k and v.
+// Returns the projections to q, k and v as a share of a layer's matmuls.
 double QkvShare(const ModelShape& model);
 // Returns the bytes of a hidden state of the tokens on one of `gpus` GPUs.
 double HiddenBytes(const Request& request, double gpus);
@@ -70,8 +70,8 @@ struct StepParts {
   double host_usable_bytes = 0;
 };
 
-// Returns the kernels of a step when `gpus` GPUs share a sequence, with all
-// layers swapped and an optimizer that is sharded over all GPUs.
+// Returns a step's parts with kernel times when `gpus` GPUs share a sequence,
+// all layers are swapped, and the optimizer is sharded over all GPUs.
 StepParts StartStep(const Request& request, double gpus, bool causal = true);
 Estimate Assemble(const Request& request, const Settings& settings,
                   const StepParts& parts);

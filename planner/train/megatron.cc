@@ -149,7 +149,7 @@ void AddTransients(bool share, double transient, double logits,
 }
 
 // Adds the time of reorganisation on machines where it was measured. On other
-// machines the estimate says that it is not included.
+// machines the estimate says that this time is not included.
 void AddReorganisation(const Request& request, const Settings& settings,
                        double skeletal, StepParts& parts) {
   const double states = parts.memory.states;

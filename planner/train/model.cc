@@ -38,10 +38,10 @@ ModelShape Llama(std::string name, const LlamaWidths& w) {
   return model;
 }
 
-// Sources of the shapes: gpt-7b to gpt-65b: MEMO, section 5.1 (its table of
-// model configurations); gpt-2.7b, gpt-6.7b, gpt-175b: GPT-3's table 2.1 (arXiv
-// 2005.14165); llama-405b: arXiv 2407.21783, table 3; llama-*, mistral-*,
-// qwen*: the models' own config.json.
+// Sources of the shapes are, for gpt-7b to gpt-65b: MEMO, section 5.1 (its
+// table of model configurations); gpt-2.7b, gpt-6.7b, gpt-175b: GPT-3's
+// table 2.1 (arXiv 2005.14165); llama-405b: arXiv 2407.21783, table 3; llama-*,
+// mistral-*, qwen*: the models' own config.json.
 const std::vector<ModelShape>& Models() {
   static const std::vector<ModelShape> models = {
       Gpt("gpt-2.7b", 32, 2560, 32),

@@ -2,8 +2,8 @@
 // chunk by chunk, with hidden states in host memory, each layer a unit of
 // FSDP2, and sluice.AdamW's states in HBM or host memory
 // (client/python/DESIGN.md has the formula of host bytes). A layer's backward
-// goes from the last chunk to the first; it reruns a chunk's forward without
-// attention, then runs its backward.
+// goes from the last chunk to the first. It reruns each chunk's forward without
+// attention, then runs the chunk's backward.
 #include <algorithm>
 #include <cmath>
 
@@ -16,7 +16,7 @@ namespace sluice::planner::train {
 namespace {
 
 constexpr double kPythonBuckets = 2;  // of sluice.AdamW, in HBM
-// Bytes per parameter of adding a chunk's bf16 weight gradients in fp32.
+// Memory traffic per parameter when a chunk's bf16 gradients are added in fp32.
 constexpr double kSumMoves = 12;
 
 // The bytes of one layer's tensors of all tokens, on the rank with the most.

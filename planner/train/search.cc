@@ -93,7 +93,7 @@ class Search {
       }
       for (const double alpha : Alphas(request_, given_)) {
         settings.alpha = alpha;
-        // A larger alpha needs more GPU and host memory: none fits.
+        // No larger alpha fits, because it needs more GPU and host memory.
         if (!TryRecomputes(settings)) break;
       }
     }

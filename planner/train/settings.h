@@ -151,7 +151,7 @@ struct Settings {
   int64_t chunk = 0;         // fpdt, sluice: tokens of a chunk, over all ranks
   int64_t rerun_chunks = 0;  // sluice: first chunks that backward runs again
   int64_t rerun_layers = 1;  // sluice: layers run again together (kPython: one)
-  // kTrainer: fraction of last tokens with layer inputs and attention in HBM.
+  // kTrainer: fraction of tokens, the last ones, with inputs and o in HBM.
   double kept = 0;
   // Returns the fraction of a sequence's tokens that runs again.
   double rerun_part(int64_t seq_len) const {

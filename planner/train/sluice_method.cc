@@ -73,8 +73,8 @@ double ExposedStates(const Request& request, double bytes,
   return first * seconds + Exposed((1 - first) * seconds, window);
 }
 
-// Splits the layer's compute into the pieces of the streamed step. The share of
-// the projections to heads in the matmuls is used for all local kernels.
+// Splits the layer's compute into the pieces of the streamed step. Assumes that
+// projections to heads have the same share of all local kernels as of matmuls.
 stream::LayerCompute ComputeOf(const ModelShape& model, double chunks,
                                const LayerTimes& layer) {
   const PassTimes& up = layer.forward;

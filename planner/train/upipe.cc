@@ -25,7 +25,7 @@ double AddStages(const Request& request, double sp, double cp,
       kElementBytes / LinkBandwidth(request.hardware, sp * cp);
   layer.forward.network =
       exchange + Exposed((cp - 1) * queries, layer.forward.attention);
-  // Backward exchanges q, k, v again, o and dO to heads; dq, dk, dv back.
+  // Backward exchanges q, k, v (again), o, dO, and, the other way, dq, dk, dv.
   layer.backward.network =
       2 * exchange + (cp > 1 ? 4 * queries : 0) +
       Exposed((cp - 1) * 6 * queries, layer.backward.attention);

@@ -81,7 +81,7 @@ inline constexpr double kExactMust = 0.60;
 // Compares all tables. Fails only if shipped files are broken.
 absl::StatusOr<Validation> ValidateOnPapers();
 
-// Compares MEMO's tables with another profile of their machine to fit it.
+// Compares MEMO's tables with another profile of their machine, for fitting.
 absl::StatusOr<std::vector<ValidatedCell>> ValidateCells(
     const Hardware& memo_hardware);
 

@@ -48,7 +48,7 @@ volatile sig_atomic_t fallback_ready = 0;
 volatile sig_atomic_t hurried = 0;
 Fallback fallback;
 
-// Writes the fallback plan, if there is one, and returns whether it is written.
+// Writes the fallback plan, if there is one. Returns whether all was written.
 // WriteFallback and OnSignal make only async-signal-safe calls.
 bool WriteFallback() {
   if (fallback_ready == 0) return false;
@@ -266,7 +266,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
                               .mip_program = "/proc/self/exe"},
                              &book);
   const std::string second = plan.ok() ? plan::Encode(*plan) : first;
-  fallback_ready = 0;  // OnSignal must not append it to a partly written plan
+  fallback_ready = 0;  // OnSignal must not write into a half-written plan
   const absl::Status written = WriteAll(secluded_fd, second, "the plan");
   return written.ok() ? 0 : Fail(kFault, written);
 }
@@ -275,7 +275,7 @@ int Run(int in_fd, int out_fd, int progress_fd, double time_limit_s) {
 }  // namespace sluice::planner
 
 int main(int argc, char** argv) {
-  // Started by PlanMemory (planner/memory/mip_process.h), not by users.
+  // PlanMemory (planner/memory/mip_process.h) starts this mode, not a user.
   if (argc == 2 && std::string_view(argv[1]) == "mip") {
     return sluice::planner::ServeMip(STDIN_FILENO, STDOUT_FILENO);
   }

@@ -55,7 +55,7 @@ TEST_F(Accounts, AWaitingLeaseBlocksNoOtherUsersLease) {
 }
 
 // Connects as a job of its own, submits a small profile, and returns the time
-// from then until its plan arrived.
+// from the submission to the arrival of the plan.
 absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
                                            int number) {
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
@@ -76,8 +76,8 @@ absl::StatusOr<absl::Duration> TimeOfAPlan(const std::string& socket,
   return absl::Now() - start;
 }
 
-// Guards against a queue in which another user's profile waits behind hard
-// profiles (13 s).
+// Guards against a queue in which another user's profile waits 13 s behind hard
+// profiles.
 TEST_F(Accounts, HardProfilesDelayNoOtherUsersPlan) {
   scene_.Attack([&] { FloodHardProfiles(scene_.socket(), Count(4, 8)); });
   absl::Duration most;

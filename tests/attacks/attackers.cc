@@ -20,8 +20,8 @@ namespace {
   while (true) pause();
 }
 
-// Phrases by which refusals name the limit: of sessions and the like, of a
-// budget, of a pool.
+// Phrases by which refusals name the limit: a number of sessions or extents, a
+// budget, a pool's size.
 constexpr const char* kLimits[] = {"the limit is", "limit of", "the pool has",
                                    ", free "};
 
@@ -66,7 +66,7 @@ bool ReadsARefusal(int session) {
   return true;
 }
 
-// Sends the requests in turns on all sessions and reads the answers, for ever.
+// Sends the requests in turn on all sessions and reads the answers, for ever.
 // Prints "ready" after the first round, or, if `for_refusals`, after the first
 // refusal.
 [[noreturn]] void Flood(std::vector<RawClient> clients,

@@ -1,5 +1,5 @@
-// After many ranks that attach, lease and die, the daemon holds no more than
-// before.
+// After many ranks that attach, lease and die, the daemon holds no more
+// descriptors, files or memory than before.
 #include <fmt/format.h>
 #include <signal.h>
 #include <unistd.h>

@@ -97,8 +97,8 @@ void SendLingering(const std::string& socket) {
   wire::Packet packet;
   packet.set_id(1);
   packet.mutable_request()->mutable_free()->set_lease_id(1);
-  // If this process closes a descriptor after the daemon, its own close would
-  // last a minute without the signal.
+  // If the daemon closes a descriptor first, this process's close of it lasts a
+  // minute, unless the signal interrupts it.
   InterruptSlowCalls();
   std::deque<UniqueFd> readers, clients;
   for (int sent = 0;; ++sent) {

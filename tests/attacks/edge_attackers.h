@@ -17,8 +17,8 @@ void FloodHardProfiles(const std::string& socket, int sessions);
 // Repeats one lease request with the same id on `sessions` sessions, for ever.
 void Repeat(const std::string& socket, int sessions);
 
-// Sends `begin`, then `piece` for as long as the daemon reads, on `connections`
-// connections one after the other, for ever.
+// Sends `begin`, then `piece` for as long as the daemon reads, on one
+// connection after the other, for ever.
 void SendHttp(const std::string& address, const std::string& begin,
               const std::string& piece);
 // Sends one byte at a time on each of `connections` connections.
@@ -28,7 +28,7 @@ void TrickleHttp(const std::string& address, int connections);
 void IdleHttp(const std::string& address, int connections);
 
 // Return encoded profiles of one rank on GPU 0.
-std::string SmallProfile();  // is solved soon
+std::string SmallProfile();  // is solved quickly
 std::string HardProfile();   // no solver proves its plan optimal
 std::string LongProfile();   // has 100,000 buffers
 // Returns 4 MiB of JSON that take much more memory when parsed.

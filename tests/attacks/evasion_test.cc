@@ -1,5 +1,5 @@
 // Ranks that publish false figures in their use pages may slow an honest rank's
-// step down only a little. Also tests descriptors and priorities.
+// step down only a little. Also tests small leases and real-time priorities.
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -60,7 +60,7 @@ struct Case {
   int liars;
   bool leases = true;    // the liars lease a little memory
   bool is_late = false;  // the liars claim to need their next bytes at once
-  double most = 1.05;    // limit of the honest step's time, relative to alone
+  double most = 1.05;    // limit of the step time beside liars / alone
 
   friend void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 };
@@ -176,7 +176,8 @@ TEST(RealTime, LoopAndGrantsThreadsHaveRealTimePriorityIfAllowed) {
 
 class Evasion : public ::testing::TestWithParam<Case> {};
 
-// Guards against OneLiar, which lengthened a step from 0.55 s to 15.37 s.
+// Guards against grants by false figures, with which case OneLiar lengthened an
+// honest step from 0.55 s to 15.37 s.
 TEST_P(Evasion, ALyingRankCostsAnHonestStepLittle) {
   if (geteuid() != 0)
     GTEST_SKIP() << "only root can start processes of other users";

@@ -111,7 +111,7 @@ void SayReady() {
 }
 
 Scene::Scene(const std::string& toml, const DaemonLimits& limits) {
-  PinWhereDeep(0);  // the daemon's threads inherit it
+  PinWhereDeep(0);  // the daemon's threads inherit the core
   daemon_ = std::make_unique<RunningDaemon>(
       toml + "[http]\nlisten = \"127.0.0.1:0\"\n", limits);
   socket_ = daemon_->socket();

@@ -23,12 +23,12 @@ inline constexpr uid_t kAttacker = 61234;
 struct Cost {
   std::string attack;
   int requests = 0;
-  int failed = 0;  // honest requests refused or without a session
+  int failed = 0;  // honest requests that failed or had no session
   absl::Duration p50, p99, max;
   absl::Duration newcomer;  // time to connect, attach and lease
   absl::Duration metrics;   // time of GET /metrics
   Bytes memory;             // the daemon's VmHWM - RssShmem
-  int left_sessions = 0, left_descriptors = 0;  // by the attackers
+  int left_sessions = 0, left_descriptors = 0;  // of the attackers
   Bytes left_memory;                            // leased or quarantined
 };
 

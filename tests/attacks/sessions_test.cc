@@ -1,5 +1,5 @@
-// Another user takes all that is limited by count, floods, or reads nothing.
-// See scene.h.
+// Another user attacks with many sessions, rank slots and connections, floods,
+// unread replies and noise. See scene.h.
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -71,7 +71,7 @@ TEST_F(Attacks, HalfOpenConnectionsHarmNoOtherUser) {
   ExpectUnharmed(scene.Suffer("half-open"));
 }
 
-// Guards against serving connections and not users in turn, which delayed an
+// Guards against serving connections in turn instead of users, which delayed an
 // honest request by 13 s.
 TEST_F(Attacks, FloodsOfQueriesHarmNoOtherUser) {
   Scene scene;

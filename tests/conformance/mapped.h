@@ -1,5 +1,5 @@
 // Mapped memory that tests fill and read in the same way on every driver:
-// through copies, as the CPU may not touch a GPU's memory.
+// through copies, because the CPU may not touch a GPU's memory.
 #pragma once
 
 #include <memory>

@@ -84,8 +84,8 @@ TEST_P(ProcessConformance, APeerThatCountsGpusOtherwiseSeesTheSameMemory) {
 }
 
 // The daemon assumes that cuMemGetInfo counts the memory of all processes, and
-// shared memory once. The daemon counts what a rank reports beyond the daemon's
-// own memory as held outside leases.
+// shared memory once. Used bytes beyond the daemon's own memory count as held
+// outside leases.
 TEST_P(ProcessConformance, UsageCountsAllProcessesAndSharedMemoryOnce) {
   const Bytes size = 4 * Size(kOnGpu);
   const auto used = [&] { return driver_->Usage(kOnGpu)->used; };

@@ -40,8 +40,8 @@ class StreamConformance : public Conformance {
     EXPECT_THAT(driver_->DestroyStream(second_), IsOk());
   }
 
-  // Returns pinned memory. On cuda a copy of other memory is not asynchronous,
-  // and a test of order would prove nothing.
+  // Returns pinned memory. On cuda a copy of unpinned memory is synchronous, so
+  // a test of order would prove nothing.
   std::unique_ptr<Mapped> Pinned() {
     auto memory = Mapped::Create(driver_.get(), kOnHost, HostSize());
     SLUICE_CHECK_OK(memory.status());

@@ -14,8 +14,8 @@
 namespace sluice::device::cuda {
 namespace {
 
-// Whether a parameter of two functions has the same size, and is a pointer in
-// each or in none.
+// True if parameter types A and B have the same size, and both or neither are
+// pointers.
 template <typename A, typename B>
 constexpr bool kSameParameter =
     sizeof(A) == sizeof(B) && std::is_pointer_v<A> == std::is_pointer_v<B>;

@@ -15,7 +15,7 @@ TEST(CudaLibrary, AMissingDriverIsNamedWithWhatToDo) {
                                  "simulated node")));
 }
 
-// libm stands for an NVIDIA driver older than 12.2: it lacks the functions.
+// libm, which has no CUDA function, stands for a driver older than 12.2.
 TEST(CudaLibrary, ADriverWithoutAFunctionIsTooOld) {
   EXPECT_THAT(LoadedLibrary::Load("libm.so.6"),
               StatusIs(absl::StatusCode::kUnavailable,

@@ -1,4 +1,4 @@
-// Tests the clocks of links, and the state that only its owner may write.
+// Tests the links' clocks, and the state, which only the node's owner writes.
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/mman.h>

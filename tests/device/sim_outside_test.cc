@@ -96,7 +96,7 @@ TEST_F(SimOutside, DescriptorsAndMappingsOfOthersCountOncePerMemory) {
       Holding([&] { MapAndClose(Named(kHost1, MiB(2)), MiB(2)); });
   EXPECT_THAT(Outside(),
               UnorderedElementsAre(Pair(kGpu0, MiB(3)), Pair(kHost1, MiB(2))));
-  // Three holds of one memory, in two processes, count once.
+  // Memory with two descriptors and a mapping, in two processes, counts once.
   UniqueFd fd = Named(kGpu0, MiB(4));
   const auto second = Holding([&] { MapAndClose(*fd.Duplicate(), MiB(4)); });
   EXPECT_THAT(Outside(),

@@ -97,7 +97,7 @@ TEST_F(SimTest, ThrottlingSleepsInsteadOfBurningTheCpu) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 2.5e6, 0), IsOk());
   const double begin = CpuSeconds();
   TimedCopy(*driver_, DeviceIndex(2), kH2D, Bytes(1'500'000));  // takes 0.6 s
-  // On a loaded machine under ASan, moving the bytes alone costs 0.02 s.
+  // On a loaded machine under ASan, moving the bytes takes 0.02 s of CPU time.
   EXPECT_LE(CpuSeconds() - begin, 0.4);
 }
 
@@ -238,7 +238,7 @@ TEST_F(SimTest, ACopyThatTakesTimeDoesNotBlockItsCaller) {
 }
 
 // An idle stream executes small copies at once, in the caller's thread, and
-// large ones in the stream's own thread. Two threads enqueue in turns.
+// large ones in the stream's own thread. Two threads enqueue in turn.
 TEST_F(SimTest, CopiesOfOneStreamStayInOrderAcrossThreads) {
   ASSERT_THAT(node_->SetLinkSpeed("own", 0, 0), IsOk());
   SLUICE_ASSERT_OK_AND_ASSIGN(const Stream stream,

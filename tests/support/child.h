@@ -25,11 +25,11 @@ struct ChildResult {
 class Child {
  public:
   // Runs `body` in a forked child. If its EXPECTs or ASSERTs fail, the child
-  // exits with 1 and their text on its stdout. Fork before the test starts
+  // prints their text to stdout and exits with 1. Fork before the test starts
   // threads.
   static std::unique_ptr<Child> Fork(const std::function<void()>& body);
   // Runs a program (argv[0] is its path) with stdin from /dev/null.
-  // `environment` entries ("NAME=value") are added to the test's own.
+  // `environment` ("NAME=value", …) is added to the inherited variables.
   static std::unique_ptr<Child> Spawn(
       const std::vector<std::string>& argv,
       const std::vector<std::string>& environment = {});

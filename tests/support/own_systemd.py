@@ -6,7 +6,7 @@ import subprocess
 import sys
 import traceback
 
-# Prefix of a command. All that the command starts and mounts ends with it.
+# Prefix of a command. Its processes and mounts end when the command ends.
 NAMESPACES = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
               "--mount"]
 

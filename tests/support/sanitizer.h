@@ -3,14 +3,14 @@
 
 namespace sluice::testing {
 
-// True with any sanitizer, which is slow. Long tests then compute less.
+// True with any sanitizer. Sanitizers are slow, so long tests compute less.
 #ifdef SLUICE_SANITIZED
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-// True with TSan, some ten times slower and with a thread of its own.
+// True with TSan, which runs some ten times slower and adds its own thread.
 #ifdef __has_feature
 inline constexpr bool kThreadSanitizer = __has_feature(thread_sanitizer);
 #else

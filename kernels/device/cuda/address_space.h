@@ -30,8 +30,8 @@ class AddressSpace {
   // If one Allow pinned a larger range, unpins the larger range and pins its
   // other parts again. REQUIRES: no copy or kernel uses the larger range.
   absl::Status Unmap(Address address, Bytes size);
-  // Makes the range accessible. Pins memory that we mmap as one range, so a
-  // copy may cross mappings of one Allow, but not of two.
+  // Makes the range accessible. Pins its mmapped memory as one range, so a copy
+  // may cross from mapping to mapping inside the range, but not beyond it.
   absl::Status Allow(Address address, Bytes size, DeviceIndex device);
 
   // Pins memory for all contexts. Makes the call in the context of `device`, if
@@ -43,7 +43,7 @@ class AddressSpace {
  private:
   using Book = AddressBook<PhysicalMemory>;
 
-  // Returns whether we map memory of this kind (mmap), or the driver.
+  // Returns true if we mmap memory of this kind, false if the driver maps it.
   bool IsOurs(Placement::Kind kind) const {
     return kind == Placement::Kind::kHost && !maker_->driver_pins_host();
   }

@@ -1,7 +1,7 @@
 // The part of the CUDA driver API that Sluice uses. These are our declarations,
-// because a build needs no CUDA, and because cuda.h hides behind macros that
-// names carry a version (cuMemGetInfo_v2). Where cuda.h is installed,
-// tests/device/cuda_api_test.cc compares the two.
+// because a build needs no CUDA, and because macros of cuda.h hide the versions
+// in names (cuMemGetInfo_v2). Where cuda.h is installed,
+// tests/device/cuda_api_test.cc compares the header's declarations with ours.
 #pragma once
 
 #include <cstddef>

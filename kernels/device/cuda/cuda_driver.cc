@@ -91,7 +91,7 @@ absl::Status Lost(int index, const absl::Status& why) {
       index, std::string(why.message())));
 }
 
-// Names CUDA_VISIBLE_DEVICES if it may be why no GPU is visible.
+// Returns a remark on CUDA_VISIBLE_DEVICES if it may hide all GPUs, else "".
 std::string HiddenBy() {
   const char* const visible = std::getenv("CUDA_VISIBLE_DEVICES");
   if (visible == nullptr) return "";

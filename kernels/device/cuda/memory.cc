@@ -249,8 +249,8 @@ absl::StatusOr<UniqueFd> MemoryMaker::Export(
   return exported;
 }
 
-// Checks that the descriptor is a memfd exactly if this process uses memfds
-// there. The exporter's probe of host memory may have found another kind.
+// Checks that the descriptor is a memfd exactly if this process uses memfds at
+// `where`. The exporter's probe of host memory may have found another kind.
 absl::Status MemoryMaker::CheckKind(const UniqueFd& fd, Placement where,
                                     Bytes size) const {
   if (IsMemfd(fd) == UsesMemfd(where)) return absl::OkStatus();

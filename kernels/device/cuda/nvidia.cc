@@ -32,7 +32,7 @@ bool IsDeviceFile(const std::string& name) {
   return name.starts_with("nvidia");
 }
 
-// Returns false for a GPU's sound and USB functions, separate PCI devices.
+// Returns false for a GPU's sound and USB functions, which are PCI devices too.
 bool IsGpu(const std::string& device) {
   return FirstWord(device + "/vendor") == "0x10de" &&
          FirstWord(device + "/class").starts_with("0x03");

@@ -11,8 +11,8 @@ namespace sluice::device {
 // loaded; the PCI bus needs no module. `root` is a prefix of paths, for tests.
 std::string FindNvidiaDevice(const std::string& root = "");
 
-// Returns the device node of the GPU with this UUID ("/dev/nvidia3"). Finds it
-// by the minor number that the driver shows in /proc; "" if it shows none.
+// Returns the device node of the GPU with this UUID ("/dev/nvidia3"), found by
+// the minor number in /proc, or "" if the driver shows no such number there.
 std::string NvidiaDeviceNode(const std::string& uuid,
                              const std::string& root = "");
 

@@ -37,7 +37,7 @@ int64_t MonotonicNs();
 // Limit of the slices of other streams that a booking waits for.
 inline constexpr int64_t kMostBookings = 64;
 
-// Books the link for `size` bytes from `ready_ns` on, or once it is free.
+// Books the link for `size` bytes, from `ready_ns` on or once the link is free.
 // Returns the booking's end, or `ready_ns` at speed 0, which means no limit.
 int64_t BookLink(double bytes_per_second, std::atomic<int64_t>& next_free_ns,
                  Bytes size, int64_t ready_ns, int64_t now_ns);
@@ -47,7 +47,7 @@ bool IsThrottled(const NodeMapping& node, DeviceIndex gpu,
                  CopyDirection direction);
 
 // `ready_ns` is the virtual time at which the copy could start, and on return
-// the one at which it ended. Unavailable: the GPU was lost.
+// the virtual time at which the copy ended. Unavailable: the GPU was lost.
 absl::Status CopyOverLink(const NodeMapping& node, DeviceIndex gpu,
                           std::byte* to, const std::byte* from, Bytes size,
                           CopyDirection direction, int64_t& ready_ns);

@@ -105,7 +105,7 @@ class PhysicalMemory {
   // Returns whether HeldByOthers works; probed once. HeldByOthers relies on
   // write leases: the kernel grants a lease exactly if no other open file
   // description of the memory exists. Mappings and descriptors in flight keep
-  // theirs open.
+  // their descriptions open.
   static bool TellsHolders() {
     static const bool tells = KernelTellsHolders();
     return tells;
@@ -197,9 +197,9 @@ class PhysicalMemory {
   const Bytes size_;
 };
 
-// One driver's reservations and mappings. A mapping is PROT_NONE until Allow
-// and not in forked children or core dumps. Thread safety: none; the driver
-// locks.
+// One driver's reservations and mappings. A mapping is PROT_NONE until Allow,
+// and never readable in forked children or core dumps. Thread safety: none; the
+// driver locks.
 class AddressSpace {
  public:
   AddressSpace() = default;
@@ -258,8 +258,8 @@ class AddressSpace {
 
   absl::Status Allow(Address address, Bytes size) {
     SLUICE_ASSIGN_OR_RETURN(const auto tiles, book_.Tiling(address, size));
-    // Here and not in Map, because one call serves many mappings. Without
-    // access, a forked child or a core dump cannot read a mapping.
+    // Map does not call madvise, because one call here serves many mappings. A
+    // mapping without access is unreadable in a forked child or a core dump.
     madvise(address, size.size(), MADV_DONTFORK);
     madvise(address, size.size(), MADV_DONTDUMP);
     if (mprotect(address, size.size(), PROT_READ | PROT_WRITE) != 0) {

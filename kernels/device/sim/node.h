@@ -42,7 +42,7 @@ class NodeMapping {
   // Returns the configuration as it was when the node was opened.
   const SimConfig& config() const { return config_; }
   Books books() const { return books_; }
-  // Returns the NODE part of the names of its memory (memory_name.h).
+  // Returns the NODE part of the names of the node's memory (memory_name.h).
   const std::string& name() const { return name_; }
 
   // Counts a call. ResourceExhausted: a failure was injected into this call.

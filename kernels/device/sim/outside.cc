@@ -76,7 +76,7 @@ std::optional<struct stat> StatPath(const std::string& path) {
 }
 
 // Returns the device number of the file system of memfds. A user can give a
-// file of root the name of a memfd, but cannot move it into that file system.
+// memfd's name to a file of root's, but cannot move it to this file system.
 dev_t MemfdDevice() {
   const UniqueFd fd(memfd_create("sluice-probe", MFD_CLOEXEC));
   struct stat status = {};
@@ -85,7 +85,7 @@ dev_t MemfdDevice() {
 }
 
 // Returns whether `thread` shares its descriptor table with none of `others`,
-// and then adds it: a table of thousands of descriptors is searched only once.
+// and then adds `thread`, so that no table with many descriptors is read twice.
 bool HasNewTable(pid_t thread, std::vector<pid_t>& others) {
   for (const pid_t other : others) {
     // 0 means the same table. If kcmp fails, a table may be searched twice.

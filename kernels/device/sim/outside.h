@@ -2,18 +2,18 @@
 // driver did not make, such as memory of ranks that outlived their daemon.
 //
 // The kernel shows descriptors and mappings of every process that this one may
-// inspect; each memfd counts once. It counts if its name is of this node
+// inspect. A memfd counts, and only once, if its name is of this node
 // (memory_name.h) and its file belongs to this process's user or to root, which
 // is trusted with any name.
 //
 // Not found: descriptors in flight, and memory of processes that this one may
 // not inspect (in another pid namespace; of another user or not dumpable,
-// unless this process is root). If the kernel does not show the file behind a
-// mapping (it needs CAP_CHECKPOINT_RESTORE), only mappings in processes of this
+// unless this process is root). Without CAP_CHECKPOINT_RESTORE the kernel does
+// not show the file behind a mapping, and only mappings in processes of this
 // user count.
 //
 // A search takes milliseconds, and waits for any process that keeps its address
-// space locked, so do not call it on a thread that others wait for.
+// space locked, so do not search on a thread that other threads wait for.
 //
 // Thread safety: thread-safe.
 #pragma once

@@ -47,8 +47,8 @@ absl::Status CreateSimNode(const std::string& directory,
                            const SimConfig& config);
 
 // Opens a driver for the one process that makes the node's memory (the daemon).
-// It counts used memory itself, whatever the node's state says. Memory that it
-// did not make counts as HeldOutside last found it.
+// The driver counts used memory itself, whatever the node's state says. Memory
+// that it neither made nor adopted counts as HeldOutside last found it.
 absl::StatusOr<std::unique_ptr<Driver>> OpenOwnedSimDriver(
     const std::string& directory);
 
@@ -68,8 +68,8 @@ struct SimHolder {
   std::string command;  // as the kernel shows it; not trusted
   std::map<Placement, Bytes> held;
 };
-// Finds all other processes with memory of the node that this one may inspect
-// (outside.h), mostly in milliseconds. NotFound: no node.
+// Finds the other processes that have memory of the node, except processes that
+// this one may not inspect (outside.h). NotFound: no node.
 absl::StatusOr<std::vector<SimHolder>> FindSimHolders(
     const std::string& directory);
 

@@ -1,8 +1,8 @@
-// The layout of a simulated node's state file, which every process that uses
-// the node maps: only its owner writes it. Any process may die at any
+// The layout of a simulated node's state file. Every process that uses the node
+// maps the file; only the node's owner writes it. Any process may die at any
 // instruction, so every field that changes is an atomic, except `call`, which
-// `remaining` guards, and none is a lock. If a process dies in FailCall, its
-// entry stays claimed.
+// `remaining` guards, and none is a lock. If a process dies in FailCall, the
+// entry that it claimed stays claimed.
 //
 // The clocks of the node's links are written by processes of all users (link.h
 // states how far they are trusted), so they are in a separate memfd, sealed
