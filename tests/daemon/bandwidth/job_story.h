@@ -7,8 +7,8 @@
 //   steady  has a demand, promised as a rate if there is room; requests it once
 //           per period, in copies spread over the period, each with the
 //           demand's deadline
-//   greedy  has such a demand, and always twice its bytes requested; becomes
-//           plain if it gets no promise
+//   greedy  has such a demand, and always requests twice the demand's bytes;
+//           becomes plain if it gets no promise
 //   plain   has no promise, and always two copies requested
 //   light   has no promise, and requests like a steady job
 #pragma once
@@ -50,7 +50,8 @@ struct JobStoryOptions {
 
 struct JobStoryResult {
   int asked = 0, admitted = 0;
-  // Copies of steady flows with a promise, or of all if there are no promises.
+  // Copies of the steady flows that have a promise, or of all steady flows if
+  // `promises` is false.
   int64_t due = 0, late = 0;
   absl::Duration latest;  // the greatest delay of a late copy
   // Periods of greedy flows, and those in which a flow got too few bytes.

@@ -1,7 +1,7 @@
 // Runs a story on a core: a list of instructions, executed one after the other,
-// with a check of the invariants after each. Instructions are plain numbers,
-// taken modulo what exists when they are executed. So any list of instructions
-// is a valid story, also a failing story without some of its instructions.
+// with a check of the invariants after each. An instruction selects a session
+// or a lease by a number modulo their count. So any list of instructions is a
+// valid story, also a failing story without some of its instructions.
 #pragma once
 
 #include <cstdint>

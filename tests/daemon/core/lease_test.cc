@@ -90,7 +90,7 @@ TEST(Lease, ALeaseIsMadeOfIdleExtentsIfNothingElseIsFree) {
                               node.Lease(a, Host(0), MiB(6)));
   EXPECT_EQ(node.core.pool(Host(0)).leased, MiB(32));
   EXPECT_EQ(second.slices.size(), 2u);
-  // A GPU lease may not exceed its request: HBM is a hard limit of its rank.
+  // A GPU lease is never larger than its request, unlike a host lease.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, node.Lease(a, Gpu(0), MiB(16)));
   node.Ask(a, FreeRequest{gpu.lease});
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),

@@ -90,7 +90,7 @@ class WaitingLeases : public ::testing::Test {
   uint64_t last_request_ = 1000;
 };
 
-// NextDeadline is the earliest deadline or next attempt.
+// NextDeadline is the earliest of all deadlines and next attempts.
 TEST(WaitingQueue, ALeaseIsTriedAgainAtTheTimeItAskedFor) {
   const absl::Time now = absl::UnixEpoch();
   WaitingQueue line;

@@ -107,8 +107,8 @@ TEST_F(InFlightTest, AUserWithNoDescriptorsInFlightAlwaysHasRoom) {
   EXPECT_EQ(Take(c, {3, ""}, 4), Room::kYes);
 }
 
-// Guards against a user that gets any number in flight: send 8, end the
-// session, repeat.
+// Guards against a user that gets any number of descriptors in flight: send 8,
+// end the session, repeat.
 TEST_F(InFlightTest, DescriptorsOfAnEndedSessionCountUntilItsPeerEnds) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 8), Room::kYes);
