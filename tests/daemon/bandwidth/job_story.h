@@ -112,7 +112,7 @@ class JobStory {
   void KeepBusy(Flow& flow);
   void JudgeBudget(Flow& flow, int64_t period);
   void Done(int flow, const NodeSimulation::Copy& copy);
-  // Returns whether the flow's copies must be in time.
+  // Returns whether the flow's copies are counted in `due` and `late`.
   bool Judged(const Flow& flow) const;
   void Entitle();
 

@@ -68,7 +68,6 @@ class CoreStory {
 
   int granted() const { return granted_; }
   int changes() const { return changes_; }
-  // Returns the number of leases that were granted after a wait.
   int waited() const {
     return static_cast<int>(node_.core.stats().waits[WaitEnd::kGranted]);
   }
