@@ -1,5 +1,5 @@
-// Simulates jobs that arrive at a node, copy, and leave, by a seed, in injected
-// time, with the real policy. The story judges promises only by what the jobs
+// Simulates random jobs that arrive at a node, copy, and leave, with the real
+// policy in injected time. The story judges promises only by what the jobs
 // requested and got, without looking into the policy.
 //
 // A job is one rank: two flows on one GPU, one per direction. Its kind:

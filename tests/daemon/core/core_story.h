@@ -99,7 +99,7 @@ class CoreStory {
   std::map<SessionId, uint32_t> open_;  // with their uids
   std::vector<SessionId> closed_;
   // The uid to which each extent was granted. An extent of one principal must
-  // never go to another.
+  // never go to another principal.
   std::map<ExtentId, uint32_t> owner_;
   int granted_ = 0, changes_ = 0;
 };

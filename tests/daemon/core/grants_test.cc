@@ -161,7 +161,7 @@ TEST(Grants, RanksWithoutMemoryGetOnlyUnusedBandwidth) {
   const auto then = link.used;
   link.Run(absl::Seconds(2), {{0, 0}});
   EXPECT_NEAR(link.Rate(2, then, absl::Seconds(2)), kRate / 20, kRate / 100);
-  // Rank 1, now with memory, gets its promise of half of the link.
+  // Rank 1 now holds memory, so it gets its promise of half of the link.
   link.policy.Hold(1, true);
   link.Run(absl::Seconds(1));
   const auto held = link.used;

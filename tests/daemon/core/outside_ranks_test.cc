@@ -27,7 +27,7 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // Lets the device report that `beside_` of GPU 0 is used outside leases.
+  // Lets the device report `beside_` as GPU 0's memory used outside leases.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();

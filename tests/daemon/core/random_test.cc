@@ -1,7 +1,7 @@
-// Random stories of a core. After each instruction all invariants are checked,
-// the core's saved state is read back and compared, and a second core that has
-// read it must return equal effects. A failing story is shortened, and its
-// instructions are printed, ready to be pasted into a test.
+// Runs random stories on a core. After each instruction all invariants are
+// checked, the core's saved state is read back and compared, and a second core
+// that has read it must return equal effects. A failing story is shortened, and
+// its instructions are printed, ready to be pasted into a test.
 //
 //   SLUICE_FUZZ_INSTRUCTIONS=10000000 daemon_core_test
 //       --gtest_filter='CoreRandom.*'

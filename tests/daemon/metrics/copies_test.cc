@@ -1,4 +1,4 @@
-// Tests the copy metrics of /metrics: rates of plans, promises and late copies.
+// Tests the copy metrics of /metrics: planned and promised rates, late copies.
 #include <fmt/format.h>
 
 #include "daemon/metrics/prometheus_text.h"
