@@ -1,4 +1,4 @@
-// Expected results are computed by hand. A link moves one unit per second.
+// Expected results are computed by hand. OneLink() moves one unit per second.
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include "gmock/gmock.h"

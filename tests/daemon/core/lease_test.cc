@@ -314,11 +314,11 @@ TEST(Lease, ASlowLeaseSendsNoticesOfItsProgress) {
   EXPECT_THAT(node.NoticesTo<LeaseProgressNotice>(a), ::testing::SizeIs(0));
   node.clock.Advance(absl::Milliseconds(250));
   node.MakeNext();
-  // No extent of b's lease is made yet, but b gets a notice as well.
   const auto told = node.NoticesTo<LeaseProgressNotice>(a);
   ASSERT_THAT(told, ::testing::SizeIs(1));
   EXPECT_EQ(told[0].made, MiB(8));
   EXPECT_EQ(told[0].size, MiB(12));
+  // No extent of b's lease is made yet, but b gets a notice as well.
   ASSERT_THAT(node.NoticesTo<LeaseProgressNotice>(b), ::testing::SizeIs(1));
   EXPECT_EQ(node.NoticesTo<LeaseProgressNotice>(b)[0].made, Bytes(0));
   EXPECT_FALSE(node.Ask(b, LeaseRequest{Gpu(0), MiB(4)}).has_value());
