@@ -302,9 +302,9 @@ TEST_F(GatedEngineTest, ACopyThatWaitsForAGrantPublishesItsDueTime) {
   EXPECT_EQ(use_.slot.due_bytes[kH2d].load(), 0u);
 }
 
-// If all tickets of a copy are reached when it is enqueued, its earliest start
-// is then, even behind another copy of its direction. Else its earliest start
-// is when it is in front of its direction and its tickets are reached.
+// A copy's earliest start is the time of Enqueue if its tickets are reached by
+// then, even behind another copy of its direction. Otherwise it is the time at
+// which the copy is the next of its direction and its tickets are reached.
 TEST_F(GatedEngineTest, ACopysDueTimeIsItsSlackAfterItsEarliestStart) {
   Beat();
   Start(0, {.gate = &gate_});

@@ -21,7 +21,7 @@ SLUICECTL = sys.argv.pop()
 SLUICED = sys.argv.pop()
 PATIENCE_S = 30
 
-# Two GPUs share one link and one has its own; both links are behind a switch.
+# GPUs 0 and 1 share a link, GPU 2 has its own. Both links are below a switch.
 LINKS = """[sim]
 gpus = 3
 links = [

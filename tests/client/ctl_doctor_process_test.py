@@ -66,7 +66,7 @@ class Doctor(unittest.TestCase):
 
     def test_limits_are_read_from_the_daemons_process(self):
         before = self.found()
-        # This is fewer than this test itself may open.
+        # The test itself may open more files.
         limit = 1000
 
         def less():

@@ -165,8 +165,8 @@ TEST(CtlRender, LostEventsAreCountedOnce) {
   EXPECT_EQ(seen.last, 11u) << "event 12 is still to come";
 }
 
-// Guards against output without the kind of host memory, memory of ranks
-// outside leases, or the age of a lost GPU's figures.
+// Guards against output that lacks the kind of host memory, the memory that
+// ranks hold outside leases, or the age of a lost GPU's figures.
 TEST(CtlRender, MemoryOutsideLeasesIsShownByPoolAndByRank) {
   json snapshot = json::parse(Read("snapshot.json"));
   snapshot["held_outside_by"] = "contexts";

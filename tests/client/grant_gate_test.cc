@@ -122,7 +122,7 @@ TEST_F(GrantGateTest, ALateDaemonsLastRateIsKeptForHalfASecond) {
     clock_.Advance(absl::Milliseconds(3));
     EXPECT_TRUE(waiter.Returned(kLong));
   }
-  // At the last rate this call would wait 1,000 s behind the million bytes.
+  // At the last rate, this call would wait 1,000 s behind the million bytes.
   Waiter waiter(gate, kH2d, Bytes(1));
   clock_.Advance(kGrantPacedFor - absl::Milliseconds(102));
   EXPECT_FALSE(waiter.Returned(kShort));

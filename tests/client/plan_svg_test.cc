@@ -22,7 +22,7 @@ planner::MemoryPlan PlanOf(const planner::NamedTrace& named) {
   return *plan;
 }
 
-// Returns `n` buffers that start one time unit apart and live for `life` each.
+// Returns `n` buffers that start one time unit apart and live for `life` units.
 planner::NamedTrace Staircase(int n, int64_t life) {
   planner::NamedTrace named;
   for (int k = 0; k < n; ++k) {

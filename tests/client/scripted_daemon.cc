@@ -69,7 +69,7 @@ void ScriptedDaemon::Reply(uint64_t id, const wire::Reply& reply,
   packet.set_id(id);
   packet.set_generation(generation_);
   *packet.mutable_reply() = reply;
-  // The real daemon queues packets for a slow reader; this one tries again.
+  // The real daemon queues packets for a slow reader; this daemon retries.
   while (absl::IsResourceExhausted(wire::Send(peer_.get(), packet, fds))) {
     sched_yield();
   }

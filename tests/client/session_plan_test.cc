@@ -1,4 +1,4 @@
-// Tests plans that a session requested, and changed plans that it did not.
+// Tests plans that a session requests, and changed plans that it does not.
 #include <atomic>
 #include <future>
 

@@ -27,9 +27,9 @@ TEST_F(SessionTest, ASecondAnswerToALeaseFreesNothing) {
   });
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto region, session_->LeaseGpu(KiB(64)));
   daemon_.SetScript(nullptr);
-  // The client sends this request after all that the second answer caused.
+  // The client sends this request after any that the second answer causes.
   ASSERT_THAT(session_->LeaseGpu(KiB(64)), IsOk());
-  // The one Free is for the region of the line above.
+  // The one Free is for the region that the line above leased and dropped.
   EXPECT_EQ(daemon_.count(wire::Request::kFree), 1);
 }
 

@@ -24,8 +24,8 @@ using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-// The fake's defaults. Tests in one process use several nodes, so each sets all
-// values.
+// The fake's defaults. OpenCuda sets them first, because the fake keeps the
+// settings of earlier nodes.
 constexpr char kGpus[] =
     "gpus=2,memory_mib=4096,host_numa=1,lose=-1,mig=0,compute_mode=0";
 
@@ -78,8 +78,8 @@ std::vector<std::string> NamesAbove(const Node& node, size_t gpu) {
   return names;
 }
 
-// Guards against sizes that are multiples of the granularity of GPU 0's memory
-// only: host memory of such a size could not be made.
+// Guards against sizes that are multiples only of GPU 0's granularity: host
+// memory of such a size could not be allocated.
 TEST(CudaNode, SizesAreMultiplesOfEachKindsGranularity) {
   const TempDir root;
   for (const char* granularities :

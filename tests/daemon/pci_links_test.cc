@@ -88,7 +88,7 @@ TEST(PciLinks, EightGpusBehindFourSwitchesShareThemInPairs) {
   EXPECT_THAT(bandwidth::Topology::Make(links), sluice::testing::IsOk());
 }
 
-// A switch is below another switch, such as the switch of a GPU card.
+// One switch is below another, as when a GPU card has a switch of its own.
 TEST(PciLinks, EachSwitchOfASeriesIsALink) {
   Sysfs sysfs;
   std::string path = "pci0000:00";
@@ -166,7 +166,7 @@ TEST(PciLinks, OddFilesAndSymlinksAreNoLinks) {
               ElementsAre("pci-0000:3b:00.0", "root-0000:3a"));
 }
 
-// Domains behind a volume management device and of ARM machines are below a
+// PCI domains of volume management devices and of ARM machines are below a
 // platform's folder. Two parts of one GPU have the same address.
 TEST(PciLinks, LongDomainsAndPartsOfOneGpuAreRead) {
   Sysfs sysfs;

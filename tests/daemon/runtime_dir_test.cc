@@ -64,8 +64,8 @@ TEST(RuntimeLock, TheLockMakesAFolderForAllUsersWhateverTheUmask) {
   EXPECT_EQ(info.st_mode & 0777, 0755);
 }
 
-// Guards against a lock on a file that was opened before its holder removed it:
-// no other process would find that file.
+// Guards against a lock on a file that the lock's last holder has removed: no
+// other process would find that file.
 TEST(RuntimeLock, TheLockIsNeverHeldByTwoThreads) {
   testing::TempDir directory;
   std::atomic<int> holders = 0, taken = 0;
@@ -98,7 +98,8 @@ TEST(RuntimeLock, TheLockIsRefusedInAFolderThatOthersMayWrite) {
   }
   ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
   EXPECT_THAT(RuntimeLock::Take(directory.path()), IsOk());
-  // A folder below such a folder is refused too, as others could replace it.
+  // A folder in a folder that others may write is refused, too: they could
+  // replace the inner folder.
   const std::string inner = directory.File("inner");
   ASSERT_EQ(mkdir(inner.c_str(), 0755), 0);
   ASSERT_EQ(chmod(directory.path().c_str(), 0777), 0);
@@ -150,7 +151,7 @@ class OneUser : public ::testing::Test {
                    const std::string& fault) {
     const auto user = testing::Child::Fork([&] {
       ASSERT_EQ(setresuid(kUser, kUser, kUser), 0);
-      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // /proc/self is kUser's
+      ASSERT_EQ(prctl(PR_SET_DUMPABLE, 1), 0);  // kUser owns /proc/self
       ASSERT_EQ(unshare(CLONE_NEWUSER), 0);
       ASSERT_EQ(write(STDOUT_FILENO, "made\n", 5), 5);
       while (UserMap::OfThisProcess().mapped == 0) usleep(1000);

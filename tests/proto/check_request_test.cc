@@ -144,7 +144,7 @@ TEST(CheckRequest, TimesOfAReportAreFiniteButItsLossMayBeNan) {
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
   report->set_seconds(-1);
   EXPECT_THAT(CheckRequest(message), StatusIs(kBad));
-  // 1e308 is finite, but a sum of two is not; 3.2e7 is just above the limit.
+  // 1e308 is finite, but 1e308 + 1e308 is not; 3.2e7 is just above the limit.
   for (const double huge : {1e308, 3.2e7}) {
     report->set_seconds(huge);
     EXPECT_THAT(CheckRequest(message), StatusIs(kBad, HasSubstr("seconds")));

@@ -95,7 +95,7 @@ TEST_F(WireTest, TheEndOfThePeerIsNotAFault) {
 TEST_F(WireTest, APacketFromBeforeAResetIsReceived) {
   ASSERT_THAT(Send(right_.get(), GrantedPacket(0)), IsOk());
   ASSERT_THAT(Send(left_.get(), GrantedPacket(0)), IsOk());
-  left_.Reset();  // an unread packet makes close reset the peer
+  left_.Reset();  // closing with an unread packet is a reset
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto message, Receive(right_.get()));
   ASSERT_TRUE(message.has_value());
   EXPECT_EQ(message->packet.id(), 7u);

@@ -1,4 +1,4 @@
-// Expected results are computed by hand. A link moves one unit per second.
+// Expected results are computed by hand. OneLink() moves one unit per second.
 #include "daemon/bandwidth/bandwidth_policy.h"
 
 #include "gmock/gmock.h"
@@ -37,7 +37,7 @@ class OneLinkTest : public ::testing::Test {
 };
 
 // The promise holds in every span of 20 ms, whenever the span begins: for a
-// flow that was idle before, and for one that copies all the time.
+// flow that was idle before, and for a flow that copies all the time.
 TEST_F(OneLinkTest, APromiseIsKeptInEverySpanOf20Milliseconds) {
   Open({0, 1, 2, 3});
   Promise(0, 0.6);
@@ -209,8 +209,8 @@ TEST(BandwidthPolicy, AnOffloadWithoutAPromiseGetsLessButDoesNotStarve) {
   EXPECT_NEAR(node.copied(1), 8 * kUnit, 1);
 }
 
-// The switch and gpu0 promise 0.9 of their capacity. All promised flows want 20
-// ms of their rates at once, and the flows without a promise fill the switch.
+// The switch and gpu0 promise 0.9 of their capacity. Each promised flow wants
+// the bytes of 20 ms at once, and flows without a promise fill the switch.
 TEST(BandwidthPolicy, PromisesAreKeptOnEachLinkOfAPath) {
   NodeSimulation node(*Topology::Make({{"switch", 2 * kUnit},
                                        {"gpu0", kUnit, 0, "switch"},

@@ -32,7 +32,7 @@ double Seconds(absl::Time at) {
 
 // Returns a node of `gpus` GPUs: two behind each switch, `per_root` switches
 // behind each root port, one root port per NUMA node. The memory of a NUMA node
-// carries `memory` bytes per second in both directions together (0: no limit).
+// carries `memory` bytes per second in both directions together (0 = no limit).
 JobStoryOptions Node(int gpus, int per_root, double memory) {
   JobStoryOptions node;
   std::string root, above;
@@ -54,8 +54,8 @@ JobStoryOptions Node(int gpus, int per_root, double memory) {
 }
 
 // Measures 8 ranks that copy the same number of bytes in each direction, in
-// copies of 64 MiB, with two requested ahead. The ranks start 1 ms after one
-// another.
+// copies of 64 MiB, with two copies requested ahead. The ranks start 1 ms after
+// one another.
 std::vector<Entry> EightGpuRows() {
   constexpr double kCopy = 64 << 20;
   constexpr int kCopies = 640;

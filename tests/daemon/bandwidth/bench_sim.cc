@@ -27,8 +27,8 @@ constexpr Bytes kCopy = MiB(1);
 constexpr int kCopies = 120;
 constexpr double kWarmUp = 1.5;  // s; uses up what Attach granted
 
-// Shared by the ranks. `ready` counts the ranks that have opened their
-// sessions, and again those that were measured. Times are seconds of the
+// Shared by the ranks. `ready` counts each rank once when it has opened its
+// session, and once more when it was measured. Times are seconds of the
 // monotonic clock.
 struct Shared {
   std::atomic<int> ready;
@@ -54,7 +54,7 @@ std::string Toml() {
                      kRanks, links, on);
 }
 
-// Copies in both directions, with two copies requested ahead in each.
+// Issues copies in both directions, two requested ahead in each direction.
 class BothWays {
  public:
   explicit BothWays(client::Session& session) : session_(session) {

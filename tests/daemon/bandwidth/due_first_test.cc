@@ -25,15 +25,15 @@ LentCopy Copy(double needed, double due,
           .may = kAll};
 }
 
-// Shares a link that carries 10 bytes per window.
+// Returns the bytes lent to each copy on a link of 10 bytes per window.
 std::vector<double> Share(const std::vector<LentCopy>& copies) {
   std::vector<double> room = {10};
   return ShareToLate(copies, kWindow, room);
 }
 
 TEST(DueFirst, ACopyThatAFairShareServesInTimeGetsNothingExtra) {
-  // A fair share of 5 per second carries 20 by 5 s, as the current window of 1
-  // s does not count.
+  // A fair share of 5 bytes per second carries 20 bytes by 5 s, as the current
+  // window of 1 s does not count.
   EXPECT_THAT(Share({Copy(20, 5), Copy(0, 0)}), ElementsAre(0, 0));
   EXPECT_THAT(Share({Copy(21, 5), Copy(0, 0)}), ElementsAre(10, 0));
   // A copy without a deadline is never late.

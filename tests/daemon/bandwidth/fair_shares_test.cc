@@ -56,7 +56,7 @@ TEST(FairShares, TheLevelAtWhichAChannelWasFullIsReported) {
   EXPECT_THAT(shares.full_at, ElementsAre(kUnlimited, 10));
 }
 
-// Two flows share a switch of 30 bytes, below a root of 100 with a third flow.
+// Two flows share a switch of 30 bytes. All three share the root of 100 bytes.
 TEST(FairShares, ANarrowSwitchLeavesTheRootToOthers) {
   const std::vector<int> behind = {1, 0}, beside = {0};
   std::vector<double> room = {100, 30};

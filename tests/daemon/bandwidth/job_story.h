@@ -1,5 +1,5 @@
-// Simulates jobs that arrive at a node, copy, and leave, by a seed, in injected
-// time, with the real policy. The story judges promises only by what the jobs
+// Simulates random jobs that arrive at a node, copy, and leave, with the real
+// policy in injected time. The story judges promises only by what the jobs
 // requested and got, without looking into the policy.
 //
 // A job is one rank: two flows on one GPU, one per direction. Its kind:
@@ -7,8 +7,8 @@
 //   steady  has a demand, promised as a rate if there is room; requests it once
 //           per period, in copies spread over the period, each with the
 //           demand's deadline
-//   greedy  has such a demand, and always twice its bytes requested; becomes
-//           plain if it gets no promise
+//   greedy  has such a demand, and always requests twice the demand's bytes;
+//           becomes plain if it gets no promise
 //   plain   has no promise, and always two copies requested
 //   light   has no promise, and requests like a steady job
 #pragma once
@@ -50,7 +50,8 @@ struct JobStoryOptions {
 
 struct JobStoryResult {
   int asked = 0, admitted = 0;
-  // Copies of steady flows with a promise, or of all if there are no promises.
+  // Copies of the steady flows that have a promise, or of all steady flows if
+  // `promises` is false.
   int64_t due = 0, late = 0;
   absl::Duration latest;  // the greatest delay of a late copy
   // Periods of greedy flows, and those in which a flow got too few bytes.
@@ -111,7 +112,7 @@ class JobStory {
   void KeepBusy(Flow& flow);
   void JudgeBudget(Flow& flow, int64_t period);
   void Done(int flow, const NodeSimulation::Copy& copy);
-  // Returns whether the flow's copies must be in time.
+  // Returns whether the flow's copies are counted in `due` and `late`.
   bool Judged(const Flow& flow) const;
   void Entitle();
 

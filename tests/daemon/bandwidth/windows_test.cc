@@ -28,7 +28,7 @@ class Rank {
     policy_.Open(flow, 0, kH2d);
   }
   void Promise(double of_link) { policy_.Promise(flow_, of_link * kLink); }
-  // Copies up to `due` as far as the limit allows, and requests the next bytes.
+  // Copies up to byte `due` or the limit, and requests the next bytes.
   void Copy(double due) {
     used_ = std::max(used_, std::min(limit_, due));
     policy_.SetWanted(flow_, used_ + BytesIn(1, kPeriod) - limit_);

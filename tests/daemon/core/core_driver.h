@@ -35,8 +35,8 @@ class CoreDriver {
   // Passes an event to the core and to its shadow (see Shadow), and checks that
   // both return the same effects.
   void Run(absl::FunctionRef<Effects(Core&)> event);
-  // Checks that another core can read what `core` saves, that the invariants
-  // hold there, and that it saves the same again.
+  // Checks that another core can read what `core` saves, keeps the invariants,
+  // and saves the same again.
   void CheckSaved() const;
   // Checks that Tick touches no row if nothing is due, because daemon/state
   // saves each touched row, changed or not.
@@ -48,7 +48,7 @@ class CoreDriver {
   // Loads what `ended` saved, and takes over its clock, extents and slots.
   void Inherit(const CoreDriver& ended);
 
-  // Sessions with the same `process` share a process; 0 means an own process.
+  // Sessions with the same `process` share a process; 0 means a new process.
   SessionId Connect(uint32_t uid = 1, const std::string& cgroup = "/a",
                     int process = 0);
   // Sends a request. Returns the answer, or nullopt if none has come yet.
@@ -116,15 +116,15 @@ class CoreDriver {
   std::set<int> slots;
   std::set<int> holding;  // slots of ranks that have a lease
   std::vector<PromiseCopies> promises;
-  // The speeds last passed to the grants.
+  // The link speeds last passed to the grants.
   std::optional<std::vector<LinkSpeed>> links;
   std::vector<ReadProfile> to_read;
   std::vector<SolvePlan> to_solve;
   std::set<PlanRoundId> stopped, hurried;
 
  private:
-  // Checks that the event granted no lease before an older one that still waits
-  // for the same pool. Reserved and promised memory is exempt.
+  // Checks that the event granted no lease before an older lease that still
+  // waits for the same pool. Reserved and promised memory is exempt.
   void CheckOrder(const CoreState& before) const;
   // Checks that a copy of this core, which tries every waiting lease, grants
   // none.

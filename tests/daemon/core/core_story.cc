@@ -32,7 +32,7 @@ NodeConfig Config() {
 }  // namespace
 
 Instructions RandomStory(uint32_t seed, int length) {
-  // One entry per sixteenth of the instructions. kTick stands for kRare.
+  // One entry per 1/16 of the instructions. A draw from kRare replaces kTick.
   constexpr Op kOften[] = {
       Op::kAttach, Op::kAttach, Op::kLease,     Op::kLease,
       Op::kLease,  Op::kFree,   Op::kEndSocket, Op::kEndProcess,

@@ -1,7 +1,7 @@
 // Runs a story on a core: a list of instructions, executed one after the other,
-// with a check of the invariants after each. Instructions are plain numbers,
-// taken modulo what exists when they are executed. So any list of instructions
-// is a valid story, also a failing story without some of its instructions.
+// with a check of the invariants after each. An instruction selects a session
+// or a lease by a number modulo their count. So any list of instructions is a
+// valid story, also a failing story without some of its instructions.
 #pragma once
 
 #include <cstdint>
@@ -68,7 +68,6 @@ class CoreStory {
 
   int granted() const { return granted_; }
   int changes() const { return changes_; }
-  // Returns the number of leases that were granted after a wait.
   int waited() const {
     return static_cast<int>(node_.core.stats().waits[WaitEnd::kGranted]);
   }
@@ -100,7 +99,7 @@ class CoreStory {
   std::map<SessionId, uint32_t> open_;  // with their uids
   std::vector<SessionId> closed_;
   // The uid to which each extent was granted. An extent of one principal must
-  // never go to another.
+  // never go to another principal.
   std::map<ExtentId, uint32_t> owner_;
   int granted_ = 0, changes_ = 0;
 };

@@ -1,5 +1,5 @@
-// Tests the rates that copies of plans need, which of them are promised, and
-// when the grants learn of the promises.
+// Tests the rates that a plan's copies need, which of these rates are promised,
+// and when the promises are passed to the grants.
 #include "daemon/core/planning/demands.h"
 
 #include <algorithm>
@@ -87,7 +87,7 @@ TEST(Demands, AUserIsPromisedAtMostAnEvenPartOfALink) {
   const std::vector<LinkSpeed> links = {{"pcie0", 10, 10}};
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 4.5)}),
               ElementsAre(Pair(SessionId(2), ElementsAre(4.5, 0))));
-  // Bob's rank has no plan, but counts for the even part.
+  // Bob's rank has no plan, but still halves what Alice may be promised.
   EXPECT_THAT(PromiseDemands(links, {User(1, kAlice, 9), User(2, kBob, 0)}),
               IsEmpty());
 }

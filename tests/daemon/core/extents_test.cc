@@ -1,4 +1,4 @@
-// Tests the limits of extents, which principal's extents make room, and when
+// Tests the limits on extents, which principal's extents make room, and when
 // idle extents are destroyed.
 #include <algorithm>
 
@@ -137,7 +137,7 @@ TEST(Extents, AUsersNewExtentsPerSecondAreLimited) {
       WithExtentLimits({.all = 100, .each = 4, .changes_per_second = 2}));
   const SessionId rank = node.Attach("a", 0);
   LeaveIdle(node, rank, 4);
-  // Leasing idle extents again is no change.
+  // Leasing idle extents again makes and destroys none.
   LeaveIdle(node, rank, 4);
   EXPECT_THAT(node.Lease(rank, Gpu(0), 2 * kSmall).status(),
               StatusIs(absl::StatusCode::kResourceExhausted,
@@ -259,7 +259,7 @@ TEST(Extents, IdleExtentsAreDestroyedAfterTheirUsersLastProcess) {
   EXPECT_THAT(node.extents, SizeIs(256));
   node.Die(last);
   Tick(node, absl::Seconds(1));
-  // A process of the user that starts within 2 s keeps them.
+  // If the user starts a process within 2 s, the extents are kept.
   const SessionId again = node.Attach("a", 0);
   Tick(node, absl::Seconds(3));
   EXPECT_THAT(node.extents, SizeIs(256));

@@ -90,15 +90,15 @@ class DueLink {
   std::vector<Rank> ranks_;
 };
 
-// Runs for 2 s. Returns the bytes per second that the rank copied.
+// Runs `link` for 2 s. Returns the bytes per second that the rank copied.
 double RateOf(DueLink& link, int slot) {
   const double before = link.copied(slot);
   link.Run(absl::Seconds(2), /*told=*/true);
   return (link.copied(slot) - before) / 2;
 }
 
-// Rank 0 has 1 unit due at 4T and rank 1 has 3 units due at 3T, again and
-// again.
+// Every 5T rank 0 begins a copy of 1 unit due in 4T, and rank 1 a copy of 3
+// units due in 3T.
 void RunTwoRanks(DueLink& link, bool told) {
   link.Run(absl::Seconds(1), told);
   for (int i = 0; i < kRounds; ++i) {
@@ -147,7 +147,7 @@ TEST(GrantsDue, LateCopiesAndTheirDelaysAreCounted) {
     EXPECT_EQ(link.counted(slot).copies, link.late(slot));
     seconds += link.counted(slot).seconds;
   }
-  // A copy is at most 3T late, and in each round a copy is at least 2T late.
+  // A copy is at most 3T late, and in each round one is at least 2T late.
   EXPECT_LE(seconds, 2 * kRounds * absl::ToDoubleSeconds(3 * kT));
   EXPECT_GE(seconds, kRounds * absl::ToDoubleSeconds(2 * kT));
   EXPECT_EQ(link.policy.late().at(0)[kD2h], LateCopies());
@@ -171,7 +171,7 @@ TEST(GrantsDue, RanksOfOneUserGetAheadNoFurtherThanOneRank) {
   }
   const uint64_t before = used[0][kH2d];
   for (absl::Duration t; t < absl::Seconds(2); t += kDueTick) refill();
-  // The even share is half of 2 s. The other user may be ahead by 0.2 s.
+  // The even share is 1 s of link time. The other user may be ahead by 0.2 s.
   EXPECT_GE(static_cast<double>(used[0][kH2d] - before), 0.75 * kDueRate);
 }
 
@@ -239,7 +239,7 @@ TEST(GrantsDue, AFalseDeadlineGivesBandwidthEarlierButNotMore) {
     }
     link.lies[1] = {UINT64_MAX, due};
     link.Run(absl::Seconds(1), /*told=*/true);
-    // The rank may be ahead by 200 ms of the link, and by a window.
+    // The rank may be ahead by 200 ms of link time, and by a window.
     EXPECT_LE(link.copied(1) - link.copied(0), 0.23 * kDueRate);
     EXPECT_NEAR(RateOf(link, 0), kDueRate / 2, kDueRate / 100);
   }

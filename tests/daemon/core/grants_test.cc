@@ -25,7 +25,7 @@ class Link {
     used[slot] = {0, 0};
   }
   // `hunger[slot]` is the rate in bytes per second that a rank would use; a
-  // missing rank uses all it gets.
+  // rank without an entry uses all it gets.
   void Run(absl::Duration time, const std::map<int, double>& hunger = {},
            absl::Duration tick = kTick) {
     for (absl::Duration t; t < time; t += tick) {
@@ -60,7 +60,7 @@ class Link {
 
   GrantPolicy policy;
   std::map<int, Directions> limit, used, rate;
-  bool passes = false;  // skip refills that would change nothing
+  bool passes = false;  // whether to skip refills that change nothing
   int passed = 0;
 };
 
@@ -97,7 +97,7 @@ TEST(Grants, BusyRanksShareByWeight) {
   link.Run(absl::Seconds(2));
   EXPECT_NEAR(link.Rate(0, before, absl::Seconds(2)), 0.75 * kRate, kRate / 50);
   EXPECT_NEAR(link.Rate(1, before, absl::Seconds(2)), 0.25 * kRate, kRate / 50);
-  // The rate that ranks are told is that share, too.
+  // The policy tells each rank its share as its rate.
   EXPECT_GE(link.rate[0][kH2d], 0.74 * kRate);
 }
 
@@ -123,7 +123,7 @@ TEST(Grants, ManyRanksOfOneUserShareThatUsersPart) {
   EXPECT_NEAR(link.Rate(1, then, absl::Seconds(2)), kRate / 2, kRate / 50);
 }
 
-// One user has ranks on both GPUs behind a switch, another on one of them.
+// One user has ranks on both GPUs behind a switch, another user on one GPU.
 TEST(Grants, AUserHasItsPartOfEachLinkOfAPath) {
   Link link({{"pcie0", kRate, kRate, "switch"},
              {"pcie1", kRate, kRate, "switch"},
@@ -161,7 +161,7 @@ TEST(Grants, RanksWithoutMemoryGetOnlyUnusedBandwidth) {
   const auto then = link.used;
   link.Run(absl::Seconds(2), {{0, 0}});
   EXPECT_NEAR(link.Rate(2, then, absl::Seconds(2)), kRate / 20, kRate / 100);
-  // A rank with memory has its share, and its promise.
+  // Rank 1 now holds memory, so it gets its promise of half of the link.
   link.policy.Hold(1, true);
   link.Run(absl::Seconds(1));
   const auto held = link.used;
@@ -178,7 +178,7 @@ TEST(Grants, UnusedBandwidthGoesToOtherRanks) {
   Link link;
   link.Attach(0);
   link.Attach(1);
-  // Rank 0 attached alone, and its wide first window lasts this long.
+  // Rank 0 attached alone. Its wide first window is used up within 3 s.
   link.Run(absl::Seconds(3), {{0, 0.1 * kRate}});
   const auto before = link.used;
   link.Run(absl::Seconds(2), {{0, 0.1 * kRate}});
@@ -199,8 +199,8 @@ TEST(Grants, APromisedRateIsKeptAmongBusyRanks) {
   }
 }
 
-// Three ranks copy all the time, and one has a plan that needs 0.7 of the link
-// to the GPU. Fair shares would make that rank late.
+// Three ranks copy all the time, and a fourth has a plan that needs 0.7 of the
+// link to the GPU. Fair shares would make the fourth rank late.
 TEST(Grants, APromisedPlansRateIsKeptAmongBusyRanks) {
   Link link;
   for (int slot : {0, 1, 2, 3}) link.Attach(slot);
@@ -354,7 +354,7 @@ TEST(Grants, FalseReportsHurtOnlyTheirOwnRank) {
   link.Attach(1);
   link.Run(absl::Seconds(1));
   const auto before = link.used;
-  // The rank claims to have used everything, and then nothing at all.
+  // Rank 1 claims by turns to have used everything and nothing.
   for (int i = 0; i < 500; ++i) {
     link.used[1] =
         i % 2 == 0 ? Directions{UINT64_MAX, UINT64_MAX} : Directions{0, 0};
@@ -425,7 +425,7 @@ TEST(Grants, LimitsNeverDecrease) {
   Link link;
   link.Attach(0);
   const auto first = link.limit[0];
-  link.Attach(1);  // shrinks the window of both
+  link.Attach(1);  // shrinks both ranks' windows
   link.Run(absl::Milliseconds(20), {{0, 0}, {1, 0}});
   EXPECT_GE(link.limit[0][kH2d], first[kH2d]);
 }

@@ -90,7 +90,7 @@ TEST(Lease, ALeaseIsMadeOfIdleExtentsIfNothingElseIsFree) {
                               node.Lease(a, Host(0), MiB(6)));
   EXPECT_EQ(node.core.pool(Host(0)).leased, MiB(32));
   EXPECT_EQ(second.slices.size(), 2u);
-  // A GPU lease may not exceed its request: HBM is a hard limit of its rank.
+  // A GPU lease is never larger than its request, unlike a host lease.
   SLUICE_ASSERT_OK_AND_ASSIGN(const auto gpu, node.Lease(a, Gpu(0), MiB(16)));
   node.Ask(a, FreeRequest{gpu.lease});
   EXPECT_THAT(node.Lease(a, Gpu(0), MiB(6)),
@@ -314,11 +314,11 @@ TEST(Lease, ASlowLeaseSendsNoticesOfItsProgress) {
   EXPECT_THAT(node.NoticesTo<LeaseProgressNotice>(a), ::testing::SizeIs(0));
   node.clock.Advance(absl::Milliseconds(250));
   node.MakeNext();
-  // No extent of b's lease is made yet, but b gets a notice as well.
   const auto told = node.NoticesTo<LeaseProgressNotice>(a);
   ASSERT_THAT(told, ::testing::SizeIs(1));
   EXPECT_EQ(told[0].made, MiB(8));
   EXPECT_EQ(told[0].size, MiB(12));
+  // No extent of b's lease is made yet, but b gets a notice as well.
   ASSERT_THAT(node.NoticesTo<LeaseProgressNotice>(b), ::testing::SizeIs(1));
   EXPECT_EQ(node.NoticesTo<LeaseProgressNotice>(b)[0].made, Bytes(0));
   EXPECT_FALSE(node.Ask(b, LeaseRequest{Gpu(0), MiB(4)}).has_value());

@@ -96,7 +96,6 @@ TEST(Lingering, MemoryIsReusedIfTheBudgetHasNoRoomForNewExtents) {
   EXPECT_THAT(node.Lease(a, Host(0), MiB(1)), IsOk());
 }
 
-// A GPU lease has exactly the requested size, so a larger piece cannot be used.
 TEST(Lingering, ReusedGpuMemoryIsNoLargerThanAsked) {
   CoreDriver node(WithUserLimits({.gpu = MiB(8)}));
   const SessionId a = AttachAndReturn(node, Gpu(0), MiB(7));

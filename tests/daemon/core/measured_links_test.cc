@@ -22,8 +22,8 @@ using ::testing::IsEmpty;
 
 constexpr absl::StatusCode kInvalid = absl::StatusCode::kInvalidArgument;
 
-// Returns two GPUs behind a switch; the configuration has the speed of one
-// link.
+// Returns a node of two GPUs behind a switch. Only link pcie1 has a configured
+// speed.
 NodeConfig Tree() {
   NodeConfig node = SmallNode();
   node.links = {{.name = "pcie0", .parent = "switch"},

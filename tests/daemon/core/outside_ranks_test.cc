@@ -12,8 +12,8 @@ using sluice::testing::IsOk;
 using sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// Two GPUs with pools of 16 MiB and 4 MiB of spare memory each. The daemon's
-// own context takes 1 MiB of the spare.
+// Two GPUs, each with a pool of 16 MiB and with 4 MiB of spare memory. The
+// daemon's own context takes 1 MiB of GPU 0's spare memory.
 class OutsideRanks : public ::testing::Test {
  protected:
   static NodeConfig Node() {
@@ -27,7 +27,7 @@ class OutsideRanks : public ::testing::Test {
     Ask();
   }
 
-  // Lets the device report that `beside_` of GPU 0 is used outside leases.
+  // Lets the device report `beside_` as GPU 0's memory used outside leases.
   void Ask() {
     node_.clock.Advance(absl::Milliseconds(250));
     const absl::Time now = node_.clock.Now();

@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 constexpr absl::Time kFirst = absl::UnixEpoch();
 constexpr absl::Duration kLater = absl::Seconds(1);
 
-// Each of the two GPUs has 2 MiB of spare memory. No holders are reported.
+// Two GPUs with 2 MiB of spare memory each. No holders of memory are reported.
 OutsideAnswers OnCuda() {
   NodeConfig node = SmallNode();
   for (GpuConfig& gpu : node.gpus) gpu.spare = MiB(2);

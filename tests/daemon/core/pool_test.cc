@@ -1,4 +1,4 @@
-// Tests which extents a pool reuses or destroys. A refusal scans none of them.
+// Tests which extents a pool reuses or destroys, and that a refusal scans none.
 #include "daemon/core/pool/pool.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ Pool WithKept(int count, uint64_t& next_extent) {
   return pool;
 }
 
-// Returns the least of many times, so that a busy machine does not matter.
+// Returns the shortest duration of 200 runs, as a busy machine delays some.
 double SecondsOf(const std::function<void()>& work) {
   double least = 1e9;
   for (int i = 0; i < 200; ++i) {

@@ -1,7 +1,7 @@
-// Random stories of a core. After each instruction all invariants are checked,
-// the core's saved state is read back and compared, and a second core that has
-// read it must return equal effects. A failing story is shortened, and its
-// instructions are printed, ready to be pasted into a test.
+// Runs random stories on a core. After each instruction all invariants are
+// checked, the core's saved state is read back and compared, and a second core
+// that has read it must return equal effects. A failing story is shortened, and
+// its instructions are printed, ready to be pasted into a test.
 //
 //   SLUICE_FUZZ_INSTRUCTIONS=10000000 daemon_core_test
 //       --gtest_filter='CoreRandom.*'
@@ -87,8 +87,8 @@ int64_t Wanted(int64_t usual) {
 
 TEST(CoreRandom, RandomEventsKeepInvariantsAndSavedState) {
   const int64_t wanted = Wanted((testing::kSanitized ? 3 : 10) * kStory);
-  // A long run checks the saved state less often, since a check after each
-  // instruction takes ten times as long.
+  // A long run checks the saved state less often, since checks after each
+  // instruction make a run take ten times as long.
   const CoreStory::Every every = wanted > 10 * kStory
                                      ? CoreStory::Every{100, 1000}
                                      : CoreStory::Every{1, 100};

@@ -460,9 +460,9 @@ TEST_F(Replan, ARefusedChangeKeepsTheOldPlanAndIsNotRepeated) {
   EXPECT_THAT(Changes(a), SizeIs(1));
 }
 
-// A refusal ends only the wait for memory of the refusing job. If another job
-// frees memory late, a join that was planned without that memory is planned
-// again.
+// After a refusal a join waits no longer for the refusing job's memory. If
+// another job frees memory late, a join that was planned without that memory is
+// planned again.
 TEST_F(Replan, AJoinAfterARefusalIsReplannedWhenAnotherJobFreesMemory) {
   a = Ask("a");
   Solve({{1, MiB(16)}});

@@ -58,7 +58,7 @@ TEST(HelloOfRank, ADuplicateRankAndAnotherWorldSizeAreRefused) {
                        HasSubstr("no GPU 2: this node has 2")));
   // The session survives each refusal.
   EXPECT_THAT(StatusOf(node.Ask(b, HelloOfRank(1, 2))), IsOk());
-  // A job of the same name of another principal is a different job.
+  // Another principal's job with the same name is a different job.
   const SessionId c = node.Connect(/*uid=*/2);
   EXPECT_THAT(StatusOf(node.Ask(c, HelloOfRank(0, 1))), IsOk());
 }
@@ -155,7 +155,7 @@ TEST(Request, ARepeatedRequestIsExecutedOnceAndAnsweredAgain) {
   EXPECT_EQ(std::get<GrantedReply>(*first).lease,
             std::get<GrantedReply>(*again).lease);
   EXPECT_EQ(node.core.pool(Gpu(0)).leased, MiB(8));
-  // The lease was freed, so another session may have its extents by now.
+  // After this free, another session may have the lease's extents.
   node.Ask(a, FreeRequest{std::get<GrantedReply>(*first).lease});
   EXPECT_THAT(StatusOf(node.Ask(a, ask, RequestId(900))),
               StatusIs(absl::StatusCode::kNotFound, HasSubstr("freed since")));
@@ -278,8 +278,8 @@ TEST(Death, RanksThatDieTogetherAreNotNotifiedOfEachOther) {
     ranks.push_back(node.Attach("demo", rank, 4));
   }
   ASSERT_THAT(node.Lease(ranks[2], Gpu(0), MiB(4)), IsOk());
-  // Rank 1 had closed its session, session 1000 is unknown, and rank 0 exited
-  // with success.
+  // Rank 1 closes its session before it dies, session 1000 is unknown, and
+  // rank 0 exits with success.
   node.Apply(node.core.SocketEnded(ranks[1], node.clock.Now()));
   const Exit killed = {Exit::Kind::kSignal, 9};
   node.Run([&](Core& core) {

@@ -104,7 +104,7 @@ TEST_F(TakeOverTest, AnInterruptedRequestIsExecutedWhenItIsRepeated) {
   const RequestId request(900);
   EXPECT_FALSE(before_.Ask(a, ProfileRequest{}, request));
   before_.Ask(a, ProfileRequest{}, request);
-  ASSERT_THAT(before_.to_read, SizeIs(1));  // still running: not started twice
+  ASSERT_THAT(before_.to_read, SizeIs(1));  // the repeat starts no second read
   TakeOver({a});
   after_.Ask(a, ProfileRequest{}, request);
   EXPECT_THAT(after_.to_read, SizeIs(1));

@@ -90,7 +90,7 @@ class WaitingLeases : public ::testing::Test {
   uint64_t last_request_ = 1000;
 };
 
-// NextDeadline is the earliest deadline or next attempt.
+// NextDeadline is the earliest of all deadlines and next attempts.
 TEST(WaitingQueue, ALeaseIsTriedAgainAtTheTimeItAskedFor) {
   const absl::Time now = absl::UnixEpoch();
   WaitingQueue line;
@@ -159,8 +159,8 @@ TEST(WaitingQueue, ALeaseIsTriedOnlyAfterChangesThatConcernIt) {
   EXPECT_THAT(release({}, now + kLong / 2), IsEmpty());
 }
 
-// Returns, by the rules at the top of waiting.h, whether a lease for 8 MiB of
-// GPU 0, of job "a" of user 1, delays a later lease.
+// Returns, by the rules at the top of waiting.h, whether a lease of 8 MiB of
+// GPU 0 for job "a" of user 1 delays the later request `asked` of `job`.
 bool StaysBehind(Waiter::Lacks lacks, const JobKey& job,
                  const LeaseRequest& asked, Rights rights, bool second_half) {
   const JobKey head = {{1, ""}, "a"};

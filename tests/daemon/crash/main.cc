@@ -43,7 +43,7 @@ bool Write(const std::string& path, int how, const std::string& text) {
          close(file) == 0;
 }
 
-// Kills the process directly after its line is removed.
+// Records the death, removes the plan's line, and kills the process.
 [[noreturn]] void Die(int ranks) {
   const std::string beside = plan_path + ".new";
   const std::string died = planned_name + " " + std::to_string(ranks) + "\n";

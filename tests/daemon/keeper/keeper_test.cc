@@ -1,5 +1,5 @@
-// Runs real processes: sluiced-keeper, a daemon that only stores, and its
-// peers.
+// Runs real processes: sluiced-keeper, a daemon that only stores descriptors,
+// and the daemon's peers.
 #include <fmt/format.h>
 #include <signal.h>
 #include <sys/stat.h>

@@ -70,7 +70,7 @@ TEST_F(KeeperStderr, AFullPipeDoesNotStopTheKeeper) {
   ExpectKeeperWorks(peer);
 }
 
-// Guards against an abort: a keeper would start the daemon again.
+// Guards against an abort, after which a keeper would start the daemon again.
 TEST(BadFlag, ABadFlagGivesExitStatus2EvenIfItsReasonIsLost) {
   for (const char* program : {"sluiced", "sluiced-keeper"}) {
     const auto child = Child::Spawn(

@@ -1,4 +1,4 @@
-// A daemon that only stores: storing-daemon --runtime-dir DIR
+// A daemon that only stores descriptors: storing-daemon --runtime-dir DIR
 //
 // It accepts SEQPACKET peers at DIR/test.sock. For peer N it stores the socket
 // (s-N), a pidfd (p-N) and a memfd with a text (m-N), and then greets the peer

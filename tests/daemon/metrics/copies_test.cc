@@ -1,4 +1,4 @@
-// Tests the copy metrics of /metrics: rates of plans, promises and late copies.
+// Tests the copy metrics of /metrics: planned and promised rates, late copies.
 #include <fmt/format.h>
 
 #include "daemon/metrics/prometheus_text.h"
@@ -68,7 +68,7 @@ TEST(CopyMetrics, AJobWithoutAPlanHasOnlyAWeight) {
   EXPECT_THAT(text, Not(HasSubstr("sluice_job_plan_bytes_per_second{")));
 }
 
-// Grants count late copies by slot, from the rank's start.
+// The grants count late copies per slot, from 0 at each rank's start.
 TEST(CopyMetrics, LateCopiesAreCountedPerGpuAndPerJob) {
   CoreDriver node;
   const std::string job =

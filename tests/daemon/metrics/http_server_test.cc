@@ -33,8 +33,8 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-// Returns a node with job "secret" of user 3987654321 in a cgroup, with a
-// limit.
+// Returns a node with job "secret" of user 3987654321 in a cgroup, a limit for
+// this job, and a limit for every user.
 Snapshot Node() {
   Snapshot node;
   node.driver = "sim";

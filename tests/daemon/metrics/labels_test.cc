@@ -111,7 +111,7 @@ TEST(Metrics, LostLogLinesClosingDescriptorsAndWaitingLeasesAreCounted) {
   }
 }
 
-// The second rank's session is closed: its memory counts, but it is no rank.
+// The second session is closed: its memory counts, but the session is no rank.
 TEST(JobMetrics, JobMetricsCombineTheFiguresOfRanks) {
   CoreDriver node;
   node.Attach("tune", 0, 2);

@@ -1,4 +1,4 @@
-// Tests a snapshot's JSON. The values within one object differ.
+// Tests a snapshot's JSON. All values of an object differ, to detect swaps.
 #include "daemon/metrics/snapshot_json.h"
 
 #include <cmath>

@@ -47,7 +47,7 @@ TEST(FairQueue, AUserGainsNothingByBeingAway) {
   for (int i = 0; i < 9; ++i) queue.Push(1, "a");
   for (int i = 0; i < 6; ++i) queue.Spent(queue.Pop()->first, absl::Seconds(1));
   for (int i = 0; i < 3; ++i) queue.Push(2, "b");
-  // User 2 starts level with user 1's last entry, not six seconds ahead.
+  // User 2 starts level with user 1's last popped entry, not 6 s ahead.
   EXPECT_EQ(Order(queue), "bababa");
 }
 

@@ -1,4 +1,4 @@
-// Tests which cgroups are principals, and which principals inherit.
+// Tests which cgroups are principals, and which may inherit memory.
 #include "daemon/quota/principal.h"
 
 #include "gmock/gmock.h"

@@ -85,7 +85,7 @@ class ExtentsTest : public ::testing::Test {
       more_.NotifyOne();
     };
   }
-  // Waits for `count` results of Make, and returns all so far.
+  // Waits for `count` results of Make, and returns all results so far.
   std::vector<absl::Status> Made(size_t count) {
     const auto deadline = CondVar::Deadline(absl::Seconds(10));
     const MutexLock lock(mutex_);
@@ -220,7 +220,7 @@ TEST_F(OwnedExtentsTest, ExtentsThatCannotBeMadeDelayNoOthers) {
   EXPECT_LT(clock_.Now() - start, kPatience / 2);
 }
 
-// Only "no room" is tried again, as another error would repeat.
+// Only an extent without room is tried again; other errors would repeat.
 TEST_F(ExtentsTest, OtherErrorsAreReportedAtOnce) {
   auto node = device::SimNode::Open(directory_.path());
   ASSERT_THAT(node, IsOk());

@@ -25,7 +25,7 @@ struct Unmap {
   void operator()(Page* page) const { munmap(page, sizeof(Page)); }
 };
 
-// Two ranks on one link that at once use all that they are granted.
+// Two ranks on one link. Each rank uses its grants without delay.
 class TwoHungryRanks : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -44,7 +44,7 @@ class TwoHungryRanks : public ::testing::Test {
     SLUICE_CHECK(page != MAP_FAILED);
     return page;
   }
-  // Runs for `time`. Returns the bytes granted to each rank in it.
+  // Runs for `time`. Returns the bytes granted to each rank in that time.
   std::array<double, 2> Run(absl::Duration time) {
     const std::array<uint64_t, 2> before = {Limit(0), Limit(1)};
     const absl::Time end = clock_.Now() + time;
@@ -73,7 +73,7 @@ class TwoHungryRanks : public ::testing::Test {
   std::array<std::unique_ptr<GrantUse, Unmap<GrantUse>>, 2> use_;
 };
 
-// Guards against a user that opens its descriptor again for writing.
+// Guards against a user that reopens the page's descriptor for writing.
 TEST_F(TwoHungryRanks, ThePageOfLimitsIsReadOnlyForEveryUser) {
   struct stat info;
   ASSERT_EQ(fstat(pages_->limits()->get(), &info), 0);
@@ -87,9 +87,9 @@ TEST_F(TwoHungryRanks, RanksShareEvenlyUntilOneHasADeadline) {
     return std::abs(given[0] - given[1]) <= 0.2 * given[0];
   });
   GrantUseSlot& slot = use_[1]->slot;
-  // The rank with the deadline goes first, and then pays the other back.
+  // The rank with the deadline goes first, and then the other rank catches up.
   ExpectSoon([&] {
-    Run(absl::Milliseconds(300));  // pays back an earlier try
+    Run(absl::Milliseconds(300));  // evens out an earlier try
     slot.due_ns[kH2d] = static_cast<uint64_t>(
         absl::ToUnixNanos(clock_.Now() + absl::Milliseconds(50)));
     slot.due_bytes[kH2d] = slot.used_bytes[kH2d] + (uint64_t{1} << 30);

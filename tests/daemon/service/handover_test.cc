@@ -206,7 +206,7 @@ TEST_F(HandoverTest, AStoreThatAnswersLateIsAskedAgain) {
   EXPECT_FALSE(handover_->saves());
   handover_->WhenKept([&] { waits = false; });
   RunTasks();
-  EXPECT_FALSE(waits);  // at once, as the store fails
+  EXPECT_FALSE(waits);  // called at once, as the store fails
   node_.Attach("meanwhile", 0);
   AnswerUntilSaved();
   EXPECT_EQ(SessionsIn(state_), 1u);

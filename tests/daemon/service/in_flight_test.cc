@@ -54,7 +54,7 @@ struct Ends {
 
 class InFlightTest : public ::testing::Test {
  protected:
-  // The limit is 8 for each user, and 16 for all.
+  // The limit is 8 descriptors for each user, and 16 for all users.
   InFlightTest() : quotas_(Eight()), in_flight_(&quotas_) {}
 
   static Shares Eight() {
@@ -107,8 +107,8 @@ TEST_F(InFlightTest, AUserWithNoDescriptorsInFlightAlwaysHasRoom) {
   EXPECT_EQ(Take(c, {3, ""}, 4), Room::kYes);
 }
 
-// Guards against a user that gets any number in flight: send 8, end the
-// session, repeat.
+// Guards against a user that gets any number of descriptors in flight: send 8,
+// end the session, repeat.
 TEST_F(InFlightTest, DescriptorsOfAnEndedSessionCountUntilItsPeerEnds) {
   Ends ends;
   ASSERT_EQ(Take(ends, kA, 8), Room::kYes);
@@ -136,7 +136,7 @@ TEST_F(InFlightTest, DescriptorsThatWereNotSentAreUncounted) {
   EXPECT_TRUE(in_flight_.End(std::move(ends.ours)));
 }
 
-// Guards against a takeover that allows as many descriptors again.
+// Guards against a takeover that resets the count of descriptors in flight.
 TEST(InFlight, DescriptorsSentByAnEarlierDaemonCountUntilRead) {
   Quotas quotas(SharesOf({}, 4096));
   InFlight in_flight(&quotas);

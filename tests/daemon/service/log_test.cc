@@ -1,4 +1,4 @@
-// Tests a log without a reader, a log that journald reads, and limits of lines.
+// Tests a log without a reader, a log that journald reads, and line limits.
 #include "daemon/service/log/log.h"
 
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// Tests how a peer is identified, with both ways of getting its pidfd, and how
-// its end is read.
+// Tests how a peer is identified, by SO_PEERPIDFD or pidfd_open, and how its
+// exit status is read.
 #include "daemon/service/identity/peer.h"
 
 #include <fcntl.h>

@@ -170,7 +170,7 @@ TEST_F(ProfileReaderTest, AProfileWithTooManyValuesIsRefused) {
                        HasSubstr("has more than 524288 values")));
 }
 
-// Guards against 131 MiB per rank that are kept until its peers have submitted.
+// Guards against keeping 131 MiB per rank until its peers submit profiles, too.
 TEST_F(ProfileReaderTest, DecodedProfilesOfAUserAreLimitedUntilDropped) {
   Make({}, /*decoded=*/6000);
   for (uint64_t session = 1; session <= 3; ++session) {

@@ -80,7 +80,7 @@ class SessionsTest : public ::testing::Test {
     EXPECT_THAT(wire::Send(peer.get(), packet), IsOk());
   }
   // Sends as many descriptors as one packet carries. The next such packet waits
-  // until they are received.
+  // until the peer has received these.
   void SendFull(SessionId id) {
     Outgoing out;
     const auto null = std::make_shared<const UniqueFd>(

@@ -98,7 +98,7 @@ TEST_F(SnapshotsTest, SnapshotsTakeATenthOfTheTimeAndUsersTakeTurns) {
   OnLoop([&] { Ask(ViewOf(1)); });
   Await(1);
   OnLoop([&] {
-    // User 1 requests two views, then user 2 requests one, which comes second.
+    // User 2's view is taken between the two that user 1 requests before it.
     for (const bool observer : {false, true}) {
       Ask({.principal = Principal{1, "/a"}, .observer = observer});
     }

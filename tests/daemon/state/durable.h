@@ -10,7 +10,7 @@
 namespace sluice::daemon {
 
 // Returns the part of `state` that survives writing and reading: without rounds
-// of planning, plans that no job uses, and sessions that are no ranks.
+// of planning, plans that no job uses, and sessions that were never ranks.
 inline CoreState Durable(CoreState state) {
   std::erase_if(state.sessions,
                 [](const auto& each) { return !each.second.was_rank(); });

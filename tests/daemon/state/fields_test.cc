@@ -26,7 +26,7 @@ void Fields(Ar& ar, Is<Point> auto& point) {
   ar(2, point.y);
 }
 
-// Point in a later version, with more fields between and after.
+// The struct Point of a later version: `name` and `more` are new.
 struct Later {
   int64_t x = 0;
   std::string name;

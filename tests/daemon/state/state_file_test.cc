@@ -101,8 +101,8 @@ TEST(StateFile, RecordsOfAnOlderCheckpointAreIgnored) {
   EXPECT_THAT(later->Checkpoint(""), IsOk());
   EXPECT_THAT(later->Append("1"), IsOk());
   EXPECT_THAT(later->Append("2"), IsOk());
-  // Forges record 1 of epoch 2 at the place where the record after "8 bytes "
-  // begins.
+  // Forges the second record of epoch 2 at the place where a record after
+  // "8 bytes " would begin.
   std::string forged(8, 'x');
   forged.resize(48);
   const size_t log = 3 * 8 + 2 * 136;
@@ -219,7 +219,7 @@ TEST(StateFile, AVoidedStateIsReadAgainAfterACheckpoint) {
   EXPECT_EQ(Reopened(fd), (StateFile::Contents{"again", {}}));
 }
 
-// Each flipped bit is either refused or unused.
+// A file with a flipped bit is refused, unless no reader uses the bit.
 TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   const UniqueFd fd = Memory();
   const auto file = Made(fd);
@@ -245,7 +245,7 @@ TEST(StateFile, DamageIsRefusedAndNeverMisread) {
   EXPECT_GT(refused, 8 * 40);
 }
 
-// Reading the word behind the last page would end the daemon by SIGSEGV.
+// A read behind the file's last page would end the daemon by SIGSEGV.
 TEST(StateFile, AFileWithoutRoomForRecordsIsRefused) {
   const UniqueFd fd = Memory();
   const StateFile::Sizes page = {Bytes(100), Bytes(4096 - 24 - 2 * 136 - 32)};

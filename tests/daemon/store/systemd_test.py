@@ -2,9 +2,9 @@
 """Tests the descriptor store of a real systemd: systemd_test.py STORING_DAEMON
 
 Boots a systemd in private namespaces (own /run and /tmp, no unit but the
-test's), which starts the daemon of tests/daemon/keeper. A peer process kills
-that daemon 20 times. Needs root, unshare and systemd; prints what is missing
-and exits 77.
+test's). This systemd starts the daemon of tests/daemon/keeper, and a peer
+process kills that daemon 22 times. Needs root, unshare and systemd; without
+them, prints what is missing and exits 77.
 """
 
 import os

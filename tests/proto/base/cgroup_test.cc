@@ -58,7 +58,7 @@ TEST_F(Cgroup, OnlyTheMemoryHierarchyOfCgroupV1Counts) {
   EXPECT_EQ(Limit()->most, GiB(1));
 }
 
-// Without a cgroup namespace, a container's /proc has the host's path.
+// Without a cgroup namespace, a container's /proc shows paths of the host.
 TEST_F(Cgroup, TheLimitIsFoundIfTheMountBeginsBelowTheRoot) {
   IsIn("0::/docker/123/job/7\n");
   Set("memory.max", "4294967296");

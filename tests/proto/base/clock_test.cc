@@ -12,8 +12,8 @@ namespace {
 
 constexpr char kTold[] = "SLUICE_TEST_CLOCK";
 
-// The test runs itself in two time namespaces, with the outer process's clock
-// reading in the environment variable kTold.
+// The test runs itself in two time namespaces. The environment variable kTold
+// has the time that the outer process read.
 TEST(MonotonicClock, TheClockReadsTheSameInEveryTimeNamespace) {
   if (const char* told = std::getenv(kTold)) {
     EXPECT_NEAR(MonotonicSeconds(), std::stod(told), 1000);

@@ -1,4 +1,4 @@
-// Tests how sizes and counts are parsed, in flags as in files.
+// Tests how sizes and counts are parsed, in flags and in files.
 #include <string>
 
 #include "gmock/gmock.h"

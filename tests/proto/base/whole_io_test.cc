@@ -49,7 +49,7 @@ TEST(ReadAllAt, ThePositionOfTheDescriptorIsIgnored) {
 }
 
 // A read at the end of a file does not set errno. Guards against a status made
-// from the errno of an earlier call, which may be 0.
+// from an earlier call's errno, which may be 0.
 TEST(ReadAllAt, AShorterFileIsRefused) {
   const UniqueFd fd(memfd_create("test", MFD_CLOEXEC));
   ASSERT_THAT(WriteAll(fd.get(), "0123", "four"), IsOk());

@@ -165,7 +165,7 @@ TEST(PlanCodec, KindsOfLayersSurviveARoundTrip) {
   EXPECT_EQ(decoded_plan->ranks[0].classes[1].kind, "moe");
 }
 
-// Older programs know no kinds, so a profile or plan with one kind names none.
+// Older programs know no kinds, so the encoding of a single kind has no name.
 TEST(PlanCodec, WithOneKindOfLayersNoKindsAreWritten) {
   const json document = json::parse(Encode(SampleRequest()));
   const json& profile = document["profiles"][0];
@@ -214,8 +214,8 @@ void CollectPaths(const json& value, const json::json_pointer& at,
   }
 }
 
-// Fields that may be missing: the limit of a rank, and the limit of a link for
-// both directions together.
+// Fields that may be missing: a rank's limit of host memory, and a link's speed
+// limit for both directions together.
 const std::set<std::string> kOptional = {"host_limit", "both_bytes_per_second"};
 
 template <typename DecodeFn>

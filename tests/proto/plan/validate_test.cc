@@ -12,7 +12,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// Three buffers: 0 and 1 live together, 2 later uses 0's place.
+// Three buffers: 0 and 1 live at the same time, and 2 reuses the place of 0.
 Trace SampleTrace() {
   return {.buffers = {{0, 0, 2, Bytes(100)},
                       {1, 1, 4, Bytes(64)},
@@ -259,7 +259,7 @@ TEST(Validate, AnExceededLimitIsNamed) {
 TEST(Validate, ALinkMayBeOverloadedByAsMuchAsThePlanSays) {
   NodePlan plan = SamplePlan();
   NodeResources resources = SampleResources();
-  resources.links[0].d2h_bytes_per_second = 2000;  // 3000 are used
+  resources.links[0].d2h_bytes_per_second = 2000;  // the plan uses 3000
   const auto valid = [&] {
     return ValidateNodePlan({SampleProfile()}, resources, plan).ok();
   };
@@ -325,7 +325,7 @@ void AddLongLayers(RankProfile* profile, RankPlan* plan) {
   plan->classes.push_back({"up", {0, 1, 0}, "", "long"});
   plan->classes.push_back({"act", {1, 0, 0}, "", "long"});
   plan->host_bytes += Bytes(2 * (1000 + 4000));
-  plan->alpha = 0.7;  // of 'up', 3 layers swap half, 2 all
+  plan->alpha = 0.7;  // 'up': (3 layers * 0.5 + 2 * 1) / 5
 }
 
 TEST(Validate, EachKindOfLayersIsChecked) {
@@ -334,7 +334,7 @@ TEST(Validate, EachKindOfLayersIsChecked) {
   AddLongLayers(&profile, &plan.ranks[0]);
   NodeResources resources = SampleResources();
   resources.hosts[0].bytes += Bytes(10000);
-  // Short layers copy 3000 bytes a second, long ones 2500.
+  // Short layers copy 3000 bytes per second, long layers 2500.
   EXPECT_TRUE(ValidateNodePlan({profile}, resources, plan).ok())
       << ValidateNodePlan({profile}, resources, plan);
   const auto complaint = [&] {
