@@ -40,8 +40,8 @@ StreamShape TimedShape(int64_t chunks, BackwardOrder order, int prefetch,
   return StreamShape(TimedOptions(chunks, order, prefetch, alpha));
 }
 
-// Returns a chunk's seconds. A block takes `times` as long as the chunk's local
-// forward (qkv and post).
+// Returns a chunk's seconds. A block takes `times` times as long as the chunk's
+// local forward (qkv and post).
 ChunkCompute Chunk(double times) {
   return {.qkv = 0.2,
           .block = times,

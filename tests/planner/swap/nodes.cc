@@ -17,7 +17,7 @@ class Maker {
   SwapProblem Node() {
     const size_t ranks = 1 + random_() % 8;
     const size_t numa = 1 + random_() % 2;
-    // On a whole node a kind of limit is roomy or tight, so that each kind
+    // All limits of one kind are roomy, or all are tight, so that each kind
     // binds on some nodes.
     host_ = Spread(0.2, 3);
     gpu_ = Coin(0.3) ? 0 : Spread(0.01, 2);
