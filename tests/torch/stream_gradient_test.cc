@@ -144,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 // Returns `c` with the first `chunks` chunks run again, in groups of `layers`
-// layers. The model has at least `all` layers, 3, and one more than a group.
+// layers. The number of layers is the largest of `all`, 3 and `layers` + 1.
 StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   c.model.layers = std::max<int64_t>({all, 3, layers + 1});
   c.stream.alpha = 0;
@@ -153,8 +153,8 @@ StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   return c;
 }
 
-// Returns `c` with a fraction `kept` of some classes, their last chunks,
-// resident in HBM.
+// Returns `c` with the last rows of three classes, a fraction `kept`, resident
+// in HBM.
 StepCase WithKept(StepCase c, double kept) {
   for (const char* name : {"attention_output", "lse", "layer_input"}) {
     c.stream.fractions[name] = {.keep = kept, .swap = 1 - kept};
