@@ -235,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
               WithKept({Llama(2, 1), 71, 16, 4, QueriesOuter(0.5)}, 0.6)}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Returns fractions of each class, drawn by `seed`. Some keep rows in HBM.
+// Returns fractions of most free classes, drawn by `seed`; some keep rows.
 stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&random] { return static_cast<double>(random() % 9) / 8; };
@@ -274,7 +274,7 @@ stream::StreamOptions MixedResident(const stream::ModelShape& model,
   return options;
 }
 
-// Returns an odd shape with 1 to 4 ranks, grouped heads and tails.
+// Returns an odd shape with 1 to 4 ranks, often with grouped heads and a tail.
 StepCase DrawCase(uint64_t seed) {
   std::mt19937 random(1000 + seed);
   const int ranks = 1 + static_cast<int>(random() % 4);

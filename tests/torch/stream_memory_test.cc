@@ -410,7 +410,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
   EXPECT_EQ(profile.kinds[0].backward_layer_seconds, 9 + 9 + 45 + 9);
 }
 
-// The bytes copied in are the profile's; those copied out are at most as many.
+// The copies in move the profile's bytes, the copies out at most its bytes.
 TEST_F(StreamMemory, AStepMovesTheProfilesBytes) {
   for (const auto& [alpha, options] :
        {std::pair(0.0, Options(135, 0)), std::pair(1.0, Options(135, 1)),

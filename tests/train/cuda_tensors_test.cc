@@ -84,7 +84,7 @@ class OnCuda : public ::testing::Test {
     allocator_ = std::make_unique<runtime::RegionAllocator>(
         kGpu, memory_->address(), kHbm);
     allocator_->Arm();
-    // Small, so that every tensor takes several pieces.
+    // Small, so that large tensors take several pieces.
     stage_ = std::make_unique<HostStage>(pinned_->address(), KiB(4));
     at::manual_seed(1);
   }

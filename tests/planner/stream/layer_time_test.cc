@@ -138,7 +138,7 @@ TEST(LayerTime, ARerunTakesAForwardOverTheFirstChunks) {
   }
 }
 
-// The range of the ratio of the closed form to the simulation.
+// The least and the largest ratio of the closed form's time to the simulated.
 struct Range {
   double least = 1e9, most = 0;
   void Add(double ratio) {

@@ -88,7 +88,7 @@ class RegionFrontTest : public ::testing::Test {
     return static_cast<const std::byte*>(tensor.data_ptr()) -
            memory_->address();
   }
-  // Enqueues an operation that only takes `time`.
+  // Enqueues an operation that does nothing for `time`.
   void Sleep(device::Stream stream, std::chrono::milliseconds time) const {
     EXPECT_EQ(fake_cuda::fake_cuda_run(
                   Ok(driver_->NativeStream(stream)), "sleep", {},
