@@ -51,7 +51,7 @@ TEST(StepPrice, DroppedRowsCostTheirShareOfTheSegmentThatMakesThem) {
               1e-9);
 }
 
-// In each of 3 layers, 4 qkv segments and 4 diagonal and 6 other blocks rerun.
+// In each of 3 layers, 4 qkv segments and 10 blocks (4 diagonal) run again.
 TEST(StepPrice, ChunksThatRunAgainCostTheirSegments) {
   StreamOptions options = Options();
   options.rerun_chunks = 4;

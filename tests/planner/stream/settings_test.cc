@@ -149,7 +149,7 @@ TEST(Settings, WithLessHostMemoryMoreChunksRunAgain) {
     --fewer.rerun_chunks;
     EXPECT_GT(HostBytes(fewer), q.host);
   }
-  // 64 % of `swapped` is too little even if each layer reruns all chunks alone.
+  // 64 % of `swapped` is too little even for a rerun of one layer at a time.
   q.host = swapped / 100 * 64;
   EXPECT_GT(HostBytes(StreamOf(q, settings)), q.host);
   settings.rerun_layers = 2;
