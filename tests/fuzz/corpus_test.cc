@@ -33,9 +33,9 @@ std::vector<std::string> CorpusOf(const Reader& reader) {
   return corpus;
 }
 
-// Applies one change like libFuzzer's: changes a byte, cuts out or repeats a
-// run, inserts a piece of another input, writes one of kEdges, or cuts the end
-// off.
+// Applies one change like libFuzzer's: changes a byte, removes or repeats a run
+// of bytes, inserts a piece of another input, writes one of kEdges, or removes
+// the end.
 std::string Mutated(std::string text, const std::vector<std::string>& corpus,
                     std::mt19937& random) {
   static const char* const kEdges[] = {"9223372036854775807",
@@ -92,8 +92,8 @@ TEST_P(Corpus, EveryMutationIsReadOrGetsOneClearLine) {
   std::mt19937 random(20261121);
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
   int tried = 0;
-  // The count limits the tries, so that a failure repeats. The clock ends only
-  // slow builds earlier.
+  // The count limits the tries, so that a failure repeats. In slow builds the
+  // clock ends the loop earlier.
   for (; tried < 20000 && std::chrono::steady_clock::now() < end; ++tried) {
     std::string input = corpus[random() % corpus.size()];
     for (uint32_t k = 1 + random() % 4; k > 0; --k) {

@@ -1,5 +1,5 @@
 // The readers of foreign bytes. Each reads one input, and aborts unless the
-// result is within its limits or one clear line of error.
+// result is within the reader's limits or one clear line of error.
 #pragma once
 
 #include <ostream>

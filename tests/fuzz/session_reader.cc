@@ -83,8 +83,8 @@ class Node {
       });
     }
   }
-  // Does what Service::OnMessage does, except for its checks of the sender and
-  // of the memfd, lost descriptors and acknowledgements.
+  // Does what Service::OnMessage does, without acknowledgements, lost
+  // descriptors, and the checks of the sender and of the memfd.
   void Packet(int which, int fds, std::string_view bytes) {
     if (open_.empty()) return;
     const SessionId id = Any(which);

@@ -196,7 +196,7 @@ def judge(name, site, tests, budget):
 
 def remembered(path, work, keys, arguments):
     """Calls `work` for each of the `arguments` in parallel, unless `path` has
-    its row from an earlier run. Returns all rows by key."""
+    the argument's row from an earlier run. Returns all rows by key."""
     rows = {}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:

@@ -26,7 +26,7 @@ class Defect:
     statement: str
 
     def site(self):
-        """Returns the site of the statement's first place in its file. Its
+        """Returns the first site of the statement in its file. The site's
         planted line runs the statement unless the switch is on."""
         line, text = next(
             (i + 1, line) for i, line in enumerate(

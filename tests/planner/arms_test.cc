@@ -31,7 +31,7 @@ bool IsValid(const plan::Trace& trace, const Problem& problem,
       .ok();
 }
 
-// Buffers that start in one slot are replayed in the order of their births.
+// Buffers that start in the same slot are replayed in the order of birth.
 TEST(Replay, TheOrderInATraceDoesNotChangeThePlan) {
   plan::Trace trace = GenerateLarge({"", 2000, LargeSpec::Shape::kChurn}, 1);
   const auto by_id = [&trace] {
@@ -201,7 +201,7 @@ TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   std::mt19937 random(22);
   int several = 0, peeled = 0;
   for (int round = 0; round < 400; ++round) {
-    // Two traces in a row give one cut between them, and maybe more inside.
+    // There is a cut between the two traces, and maybe cuts within each trace.
     plan::Trace trace = RandomTrace(random, 6, 9, 6);
     const plan::Trace second = RandomTrace(random, 6, 9, 6);
     const int64_t best =

@@ -12,7 +12,7 @@
 namespace sluice::planner {
 
 // Finds the least peak. Tries all placements in which each buffer lies at 0 or
-// on top of a buffer with a lower offset; some optimum is among them.
+// on top of a buffer with a lower offset; some optimal placement is among them.
 class BruteForce {
  public:
   explicit BruteForce(const plan::Trace& trace) : trace_(trace) {}

@@ -85,8 +85,8 @@ TEST(Cbc, ProvesAnOptimumAboveMaxLive) {
   EXPECT_EQ(placement->proved_by, "cbc");
 }
 
-// Compares both provers where greedy leaves a gap. CBC may reach its time
-// limit, but its answer must still be true.
+// Compares CBC with the search where greedy leaves a gap. CBC may reach its
+// time limit, but its answer must still be true.
 TEST(Cbc, NeverContradictsTheSearch) {
   std::mt19937 random(7);
   int gaps = 0;

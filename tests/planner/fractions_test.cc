@@ -196,7 +196,7 @@ TEST(PlanNode, AMissingByteOfHostMemoryCostsOneStepOfAlpha) {
             4095. / 4096);
 }
 
-// An earlier planning round settled the profile; its lease has the kept rows.
+// An earlier round settled the profile; the rank's lease has the kept rows.
 TEST(PlanNode, ASettledProfileIsPlannedAsItIs) {
   plan::RankProfile p = Keeper(Bytes(1 << 20));
   p.settled = true;

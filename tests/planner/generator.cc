@@ -83,7 +83,7 @@ class Layer {
         tokens_(spec.tokens / spec.context_parallel / spec.chunks),
         hidden_(tokens_ * spec.hidden * kHalf),
         // With sequence parallelism a rank has only its share of the tokens
-        // between the tensor-parallel parts.
+        // outside the tensor-parallel parts.
         shard_(hidden_ / spec.tensor_parallel),
         query_(hidden_ / spec.tensor_parallel),
         key_(std::max<int64_t>(query_ * spec.kv_heads / spec.heads, 512)),
@@ -101,8 +101,8 @@ class Layer {
     return out;
   }
 
-  // Returns the gradient of the layer's input. Frees `gradient`, which is that
-  // of the layer's output, and the kept buffers.
+  // Returns the gradient of the layer's input. Frees the kept buffers and
+  // `gradient`, the gradient of the layer's output.
   Handle Backward(Kept* kept, Handle gradient) {
     const Handle out = r_.Malloc("grad.input", shard_ * spec_.chunks);
     const Handle sum = spec_.chunks > 1
@@ -159,8 +159,8 @@ class Layer {
     if (reduced != projected && spec_.tensor_parallel > 1) r_.Free(reduced);
   }
 
-  // Computes one block of k and v. With context parallelism the next block
-  // arrives during this.
+  // Attends to one block of k and v. With context parallelism the next block
+  // arrives during the computation.
   void AttentionBlock(int step) {
     for (int hop = 0; hop < spec_.context_parallel; ++hop) {
       std::vector<Handle> scratch;
@@ -307,7 +307,7 @@ Handle Loss(const IterationSpec& spec, GeneratedTrace& r,
   return gradient;
 }
 
-// Makes temporaries per layer, as fused optimizers do.
+// Allocates temporaries for each layer, as fused optimizers do.
 void Optimizer(const IterationSpec& spec, GeneratedTrace& r) {
   const Handle norms = r.Malloc("optimizer.norms", 4096);
   for (int layer = 0; layer < spec.layers; ++layer) {

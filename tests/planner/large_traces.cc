@@ -121,8 +121,8 @@ class Maker {
     }
   }
 
-  // Small buffers, each freed immediately, separate groups of births and groups
-  // of frees, so that most lifetimes differ.
+  // After one in three births and one in three frees, a small buffer is born
+  // and freed, so that most lifetimes differ.
   void AllLive() {
     std::vector<size_t> all;
     while (static_cast<int>(all.size()) < buffers_ * 3 / 5) {

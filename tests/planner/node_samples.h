@@ -12,9 +12,9 @@
 namespace sluice::planner {
 
 // Returns a profile of 10 layers, each of 1 s forward and 2 s backward. Its two
-// classes have 1 and 4 MB per layer. If alpha of the second class is swapped,
-// the rank holds (10 + 40 alpha) MB on the host and copies (1 + 4 alpha) MB per
-// layer.
+// classes have 1 and 4 MB per layer. If a fraction alpha of the second class is
+// swapped, the rank holds (10 + 40 alpha) MB on the host and copies (1 + 4
+// alpha) MB per layer.
 inline plan::RankProfile SampleProfile(uint64_t rank) {
   plan::RankProfile p;
   p.rank = Rank(rank);

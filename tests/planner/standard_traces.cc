@@ -80,7 +80,7 @@ std::vector<IterationSpec> MakeStandardIterations() {
 
 struct Event {
   int64_t time;
-  bool allocates;  // sorted after frees, since lifetimes are half-open
+  bool allocates;  // else frees; frees come first, as lifetimes are half-open
   size_t buffer;
 };
 

@@ -12,8 +12,8 @@
 
 namespace sluice::planner {
 
-// A time limit that no search of a test reaches. The searches end by their
-// work, so that a slow machine proves the same.
+// A time limit that no test's search reaches. Searches end by their limits of
+// steps, so that a slow machine proves the same.
 constexpr absl::Duration kNoClock = absl::Minutes(5);
 
 // Places the items greedily into empty memory.

@@ -328,7 +328,7 @@ TEST(Worker, BecomesTheGivenUserBeforeItReads) {
   const Outcome outcome = RunWorker(Memfd(plan::Encode(request)).get(), args);
   ASSERT_EQ(outcome.exit_code(), 0) << outcome.err;
   EXPECT_TRUE(plan::DecodeNodePlan(outcome.out).ok());
-  // Reads the worker's ids in /proc while it waits for a request.
+  // Reads the worker's ids in /proc while the worker waits for a request.
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reader(ends[0]), writer(ends[1]);

@@ -90,7 +90,7 @@ def main():
     end_on_signals()
     adopt_orphans()
     folder = tempfile.mkdtemp(prefix="test")
-    # Other users may enter it: a test of root starts processes of other users.
+    # Other users may enter the folder: root's tests start their processes.
     os.chmod(folder, 0o755)
     try:
         return run(sys.argv[1:], folder)

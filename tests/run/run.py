@@ -150,7 +150,7 @@ class Runner:
         return result
 
     def ctest(self, phase, build, limit, jobs, reader, *more):
-        """Runs CTest; returns whether it ended in time. `reader` reads its
+        """Runs CTest; returns whether it ended in time. `reader` reads CTest's
         output."""
         words = ["ctest", "--test-dir", build, f"-j{jobs}",
                  "--output-on-failure", *phase.select, *more]
@@ -182,7 +182,7 @@ class Runner:
 
     def start(self, name, words, limit, environment, read=None):
         """Runs a command. Returns its exit status, or None if `limit` (seconds)
-        ended it. Its output is shown, stored, and passed to `read` line by
+        ended it. The output is shown, stored, and passed to `read` line by
         line."""
         path = os.path.join(self.out, name.replace(" ", "_") + ".log")
         mode = "a" if name in self.logs else "w"

@@ -58,7 +58,7 @@ class Small(unittest.TestCase):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
         self.root = folder.name
-        # If root runs this test, a plain user runs the tests that it starts.
+        # If root runs this test, a plain user runs the tests in the folder.
         os.chmod(self.root, 0o777)
         text = LISTS.replace("LAUNCH", os.path.join(HERE, "launch.py"))
         self.lists = text.replace("FOLDER", self.root)

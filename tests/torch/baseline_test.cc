@@ -299,7 +299,7 @@ double Peak(const stream::ModelShape& model, int64_t rows, at::ScalarType dtype,
   return peak;
 }
 
-// Returns the peak in units of [rows, hidden].
+// Returns the peak in units of one tensor [rows, hidden].
 double PeakUnits(const stream::ModelShape& model, int64_t rows,
                  at::ScalarType dtype, BaselineMethod method) {
   const double unit = rows * model.hidden * c10::elementSize(dtype);
@@ -324,13 +324,13 @@ TEST(BaselineMemory, RecomputeNeedsAtMostLayersAnd32Units) {
                   !model.rope ? "gpt" : "llama", c10::toString(dtype), units,
                   model.layers + 32.0);
       EXPECT_LE(units, model.layers + 32.0);
-      EXPECT_GE(units, model.layers);  // it keeps the inputs
+      EXPECT_GE(units, model.layers);  // each layer's input is kept
     }
   }
 }
 
 // The peak is in attention's backward, and largest without grouped queries. A
-// CPU is slow in bf16, so only fp32 tests that more layers change nothing.
+// CPU is slow in bf16, so the comparison with six layers runs in fp32 alone.
 TEST(BaselineMemory, AlstGrowsByAtMost14UnitsPerRowHoweverManyLayers) {
   for (stream::ModelShape model : {WideLlama(2), WideGpt(2)}) {
     for (at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {

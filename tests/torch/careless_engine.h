@@ -32,7 +32,7 @@ class CarelessEngine final : public ForwardingEngine {
     const std::string& waited;
     bool under_way;
   };
-  // The wait is omitted if this returns true.
+  // Returns whether `wait` is omitted.
   using LeaveOut = std::function<bool(const StepWait& wait)>;
   CarelessEngine(CopyEngine* engine, LeaveOut leave_out)
       : ForwardingEngine(engine), leave_out_(std::move(leave_out)) {}

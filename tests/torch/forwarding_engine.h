@@ -1,5 +1,5 @@
 // A copy engine that forwards all calls to another engine. Derived engines
-// override some of them.
+// override some calls.
 #pragma once
 
 #include <utility>

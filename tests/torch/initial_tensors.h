@@ -13,7 +13,7 @@
 
 namespace sluice::runtime {
 
-// Returns zeros, with one allocation per tensor. Gradients take kFloat.
+// Returns zeros, with one allocation per tensor. For gradients pass kFloat.
 inline ModelTensors ZeroTensors(const stream::ModelShape& config,
                                 at::ScalarType dtype, at::Device device) {
   ModelTensors tensors;

@@ -20,8 +20,8 @@ constexpr Bytes kRegion = MiB(64);
 constexpr size_t kLine = 64;
 constexpr auto kUnwritten = std::byte{0xff};  // an Arena's initial bytes
 
-// Returns the only region of the process: blocks of an earlier region may live
-// on in another thread.
+// Returns the process's only region. All steps share one, because another
+// thread may still hold blocks of an earlier step's region.
 const Arena& Region() {
   static const Arena* region = new Arena(kRegion);
   return *region;

@@ -133,7 +133,7 @@ class PassCounter {
   bool loss_ = false;
 };
 
-// Returns sizes of which the widths, and sums of a few widths, are distinct.
+// Returns sizes with distinct widths and distinct sums of a few widths.
 stream::ModelShape Sizes(int64_t layers) {
   return {.layers = layers,
           .hidden = 80,
@@ -180,7 +180,7 @@ class MemoryPasses : public ::testing::TestWithParam<Case> {
   }
 };
 
-// Statistics of norms and positions are a few numbers per token.
+// Allowed difference in bytes per token: norms' statistics and positions.
 constexpr double kFewNumbers = 48;
 
 // The gradient of an RMSNorm's weight is summed over groups of this many
@@ -212,7 +212,7 @@ INSTANTIATE_TEST_SUITE_P(
                       Case{"Gpt", stream::Gpt}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// ATen's kernels move 78.5 hidden states forward and 255.5 backward.
+// Per layer, ATen's kernels move 78.5 hidden states forward, 255.5 backward.
 TEST(MemoryPassesOfLlama8B, AreAtMostThirtyPercentOfThoseOfAtensKernels) {
   const stream::ModelShape model = stream::Llama({.layers = 32,
                                                   .hidden = 4096,

@@ -1,4 +1,4 @@
-// Tests that the oracle detects a step that lacks a kind of its waits. So each
+// Tests that the oracle detects a step that lacks one kind of waits. So each
 // kind is needed, and tests of the streamed step find its removal.
 //
 // A wait is removed between the step and its copy engine. The awaited copies

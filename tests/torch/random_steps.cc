@@ -108,7 +108,7 @@ StepCase RandomStep(uint64_t seed) {
   c.ranks = static_cast<int>(dice.One<int64_t>({1, 1, 1, 2, 2, 3, 4}));
   c.model = RandomModel(dice, c.ranks);
   c.dtype = dice.Once(2) ? at::kFloat : at::kBFloat16;
-  // Causal blocks are cut from 256 rows on.
+  // Causal blocks of more than 256 rows are split.
   c.chunk = dice.Once(8) ? dice.Of(250, 800) : dice.Of(1, 120);
   if (c.dtype == at::kBFloat16) {
     MakeEven(c.model);

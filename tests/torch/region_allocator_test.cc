@@ -183,7 +183,7 @@ TEST_F(RegionAllocatorTest, ASegmentIsRecordedInRequestOrder) {
     at::Tensor a = Make(Bytes(100));
     survivor = Make(Bytes(200));
     a.reset();
-    before.reset();  // not allocated here, so no event
+    before.reset();  // allocated before the segment, so no event
     at::Tensor c = Make(Bytes(300));
   });
   ASSERT_EQ(kinds.size(), 1);

@@ -144,7 +144,7 @@ INSTANTIATE_TEST_SUITE_P(
     [](const auto& info) { return std::string(info.param.name); });
 
 // Returns `c` with the first `chunks` chunks run again, in groups of `layers`
-// layers. The model has at least `all` layers, 3, and one more than a group.
+// layers. The number of layers is the largest of `all`, 3 and `layers` + 1.
 StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   c.model.layers = std::max<int64_t>({all, 3, layers + 1});
   c.stream.alpha = 0;
@@ -153,8 +153,8 @@ StepCase Again(StepCase c, int64_t chunks, int64_t layers, int64_t all = 0) {
   return c;
 }
 
-// Returns `c` with a fraction `kept` of some classes, their last chunks,
-// resident in HBM.
+// Returns `c` with the last rows of three classes, a fraction `kept`, resident
+// in HBM.
 StepCase WithKept(StepCase c, double kept) {
   for (const char* name : {"attention_output", "lse", "layer_input"}) {
     c.stream.fractions[name] = {.keep = kept, .swap = 1 - kept};
@@ -235,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
               WithKept({Llama(2, 1), 71, 16, 4, QueriesOuter(0.5)}, 0.6)}),
     [](const auto& info) { return std::string(info.param.name); });
 
-// Returns fractions of each class, drawn by `seed`. Some keep rows in HBM.
+// Returns fractions of most free classes, drawn by `seed`; some keep rows.
 stream::StreamOptions Mixed(const stream::ModelShape& model, uint64_t seed) {
   std::mt19937 random(seed);
   const auto draw = [&random] { return static_cast<double>(random() % 9) / 8; };
@@ -274,7 +274,7 @@ stream::StreamOptions MixedResident(const stream::ModelShape& model,
   return options;
 }
 
-// Returns an odd shape with 1 to 4 ranks, grouped heads and tails.
+// Returns an odd shape with 1 to 4 ranks, often with grouped heads and a tail.
 StepCase DrawCase(uint64_t seed) {
   std::mt19937 random(1000 + seed);
   const int ranks = 1 + static_cast<int>(random() % 4);

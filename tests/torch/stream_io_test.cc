@@ -185,7 +185,7 @@ TEST_F(StreamIo, FetchesStopAtDataThatIsNotSentYet) {
   EXPECT_TRUE(Holds((*slot)->Take({kNumbers}, at::kFloat), 2));
 }
 
-// A chunk takes 330 ms, longer than a busy machine delays the test's check.
+// A chunk's copy takes 330 ms, longer than a busy machine delays the check.
 class StreamIoOnASlowLink : public StreamIo {
  protected:
   StreamIoOnASlowLink() : StreamIo(5e4) {}

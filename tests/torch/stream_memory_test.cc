@@ -205,7 +205,7 @@ TEST_F(StreamMemory, RingBytesAreWhatCreateAllocates) {
         stream::RingBytes(options.stream) + stream::KeptBytes(options.stream);
     const Bytes used = allocator_.stats().used - before;
     EXPECT_GE(used, told);
-    // On a GPU each of about ten blocks is rounded up more than a slot.
+    // On a GPU about ten blocks are rounded up to more than a slot's alignment.
     EXPECT_LT(used, told + (TestDevice().is_cpu() ? Bytes(1) : KiB(4)));
   }
   EXPECT_EQ(stream::KeptBytes(Options(71).stream), Bytes(0));
@@ -410,7 +410,7 @@ TEST_F(StreamMemory, TheProfileCountsExecutionsAndBoundsHostBytes) {
   EXPECT_EQ(profile.kinds[0].backward_layer_seconds, 9 + 9 + 45 + 9);
 }
 
-// Bytes in are exact; bytes out are at most the profile's.
+// The copies in move the profile's bytes, the copies out at most its bytes.
 TEST_F(StreamMemory, AStepMovesTheProfilesBytes) {
   for (const auto& [alpha, options] :
        {std::pair(0.0, Options(135, 0)), std::pair(1.0, Options(135, 1)),

@@ -159,7 +159,7 @@ TEST_P(HeadExchangeTest, WholeChunksReachTheirHeadsAndReturn) {
   });
 }
 
-// Runs lie back to back, like recomputed rows.
+// The runs lie back to back, like recomputed rows.
 TEST_P(HeadExchangeTest, OnlyTheRowsOfRunsAreExchanged) {
   OnEachRank([&](HeadExchange& exchange, int rank) {
     const at::Tensor q = Numbers({c.chunk, c.heads, kDim}, 1, c.type),

@@ -25,7 +25,7 @@ TEST(CheckRule, ErrorsAreRelativeToTheParameterOrItsLayer) {
       {{"layers.0.a", Of(10)}, {"layers.0.zero", Of(0)}, {"embed", Of(1)}}};
   ReferenceResult ours = truth;
   ours.gradients["embed"] = Of(1.001);
-  ours.gradients["layers.0.zero"] = Of(0.001);  // relative to 1 % of 10
+  ours.gradients["layers.0.zero"] = Of(0.001);  // relative to 1 % of a's 10
   const CheckReport report = Compare(ours, truth);
   EXPECT_NEAR(report.grad_max_rel_error, 0.01, 1e-12);
   EXPECT_EQ(report.worst_parameter, "layers.0.zero");

@@ -32,7 +32,7 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_dir.h"
 
-// Undefined if NVIDIA's driver is found.
+// These functions are undefined if NVIDIA's driver is found.
 namespace sluice::fake_cuda {
 extern "C" [[gnu::weak]] long fake_cuda_calls(const char* function);
 extern "C" [[gnu::weak]] long fake_cuda_pageable_copies();
@@ -48,8 +48,8 @@ using ::sluice::testing::TempDir;
 
 const at::Device kGpu(at::kCUDA, 0);
 constexpr Bytes kPinned = MiB(4);
-// The whole memory of the fake GPU. On a real GPU, torch's workspaces are in
-// it, too.
+// The whole memory of the fake GPU. On a real GPU, torch's workspaces lie in
+// these bytes, too.
 constexpr Bytes kHbm = MiB(64);
 
 template <typename T>
@@ -84,7 +84,7 @@ class OnCuda : public ::testing::Test {
     allocator_ = std::make_unique<runtime::RegionAllocator>(
         kGpu, memory_->address(), kHbm);
     allocator_->Arm();
-    // Small, so that every tensor takes several pieces.
+    // Small, so that large tensors take several pieces.
     stage_ = std::make_unique<HostStage>(pinned_->address(), KiB(4));
     at::manual_seed(1);
   }
@@ -304,7 +304,7 @@ TEST_F(OnCuda, ACheckpointHasTheCpusBytesAndLoadsUnchanged) {
     };
     ASSERT_THAT(write(cpu, &none_, here.path()), IsOk());
     ASSERT_THAT(write(gpu, stage_.get(), there.path()), IsOk());
-    if (OnTheFake()) {  // a real GPU's step rounds otherwise
+    if (OnTheFake()) {  // a real GPU's step rounds differently
       EXPECT_EQ(Contents(WeightsFile(here.path())),
                 Contents(WeightsFile(there.path())));
       EXPECT_EQ(Contents(OptimizerFile(here.path(), 0, 1)),

@@ -47,7 +47,7 @@ struct Case {
   }
 };
 
-// A part is one unit, because parts of more units need a model of gigabytes.
+// Each part is one unit, since a part of two units needs a model of gigabytes.
 // There are more parts than slots.
 StepCase StepOf(const Case& c, double speed) {
   const stream::ModelShape sizes{.layers = 6,
@@ -322,7 +322,7 @@ TEST(HostStates, CopiesRunDuringBackwardAndForwardOfEarlierParts) {
   ASSERT_EQ(outcome.asked.size(), size_t(kSteps * kParts));
   for (int64_t i = kParts; i < kSteps * kParts; ++i) {
     const Asked& asked = outcome.asked[static_cast<size_t>(i)];
-    const int64_t unit = i - kParts;  // of all updates
+    const int64_t unit = i - kParts;  // counted over all updates
     EXPECT_GE(asked.fetched, unit + stream::kStateSlots) << i;
     EXPECT_EQ(asked.after, std::max(asked.before, unit + 1)) << i;
   }

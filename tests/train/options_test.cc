@@ -75,7 +75,7 @@ TEST(CommandLine, AcceptsAKernelWhereItCanCompute) {
   }
 }
 
-// --chunk fixes the prefetch, so that all runs with one --chunk are equal.
+// --chunk fixes the prefetch, so that equal values of --chunk give equal runs.
 TEST(CommandLine, PrefetchIsMeasuredOnlyWithoutAChunkSize) {
   SLUICE_ASSERT_OK_AND_ASSIGN(ParsedCommand parsed,
                               ParseCommandLine(Split("train")));

@@ -68,7 +68,7 @@ TEST_F(PeerLineTest, Rank0sDeathIsSeenByAllOtherRanks) {
   for (const int rank : {1, 2, 3}) EXPECT_EQ(news_[rank].Get(), "rank 0");
 }
 
-// A rank on the dead rank's node passes its daemon's message to all ranks.
+// A rank on the dead rank's node passes the daemon's message to all ranks.
 TEST_F(PeerLineTest, ARanksMessageComesBeforeTheClosedConnection) {
   Die(2);
   lines_[1]->Tell("rank 2 of job demo: killed by signal 9");

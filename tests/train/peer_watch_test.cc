@@ -17,7 +17,7 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 using Kind = client::SessionEvent::Kind;
 
-// A session that sends the events of a test, and aborts on requests.
+// A session that sends a test's events. Every request aborts the process.
 class FakeSession final : public client::Session {
  public:
   void Tell(Kind kind, const std::string& detail) {

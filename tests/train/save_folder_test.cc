@@ -62,7 +62,7 @@ class SaveFolderTest : public ::testing::Test {
 };
 
 // Each job probes a folder of its own below the same missing parent, and then
-// makes it.
+// makes the folder.
 TEST_F(SaveFolderTest, JobsThatShareANewParentDoNotDisturbEachOther) {
   for (int round = 0; round < 100; ++round) {
     const std::string parent = dir_.File("parent" + std::to_string(round));
@@ -222,8 +222,8 @@ TEST_F(SaveFolderTest, FilesOfADeadProcessAreRestoredOrRemoved) {
   StateFile from;
   from.step = 6;
   ASSERT_THAT(Claim(&from), IsOk());
-  // The process died after it had moved checkpoint-3 away, and before it put
-  // the new checkpoint in its place.
+  // checkpoint-3.old is restored: the process died before it put the new
+  // checkpoint in checkpoint-3's place.
   EXPECT_THAT(StepsIn(folder()), ElementsAre(6, 3));
   EXPECT_FALSE(fs::exists(folder() + "/checkpoint-6.old"));
   EXPECT_FALSE(fs::exists(folder() + "/checkpoint-9.tmp"));

@@ -1,5 +1,5 @@
-// Tests what a run prints about itself: a step's progress, its expected time,
-// and the effect of a signal.
+// Tests what a run prints about itself: a step's progress, the step's expected
+// time, and the effect of a signal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>

@@ -40,8 +40,8 @@ StreamShape TimedShape(int64_t chunks, BackwardOrder order, int prefetch,
   return StreamShape(TimedOptions(chunks, order, prefetch, alpha));
 }
 
-// Returns a chunk's seconds. A block takes `times` as long as the chunk's local
-// forward (qkv and post).
+// Returns a chunk's seconds. A block takes `times` times as long as the chunk's
+// local forward (qkv and post).
 ChunkCompute Chunk(double times) {
   return {.qkv = 0.2,
           .block = times,
@@ -138,7 +138,7 @@ TEST(LayerTime, ARerunTakesAForwardOverTheFirstChunks) {
   }
 }
 
-// The range of the ratio of the closed form to the simulation.
+// The least and the largest ratio of the closed form's time to the simulated.
 struct Range {
   double least = 1e9, most = 0;
   void Add(double ratio) {

@@ -51,7 +51,7 @@ TEST(StepPrice, DroppedRowsCostTheirShareOfTheSegmentThatMakesThem) {
               1e-9);
 }
 
-// In 3 layers, 4 qkv segments, 4 diagonal blocks and 6 other blocks run again.
+// In each of 3 layers, 4 qkv segments and 10 blocks (4 diagonal) run again.
 TEST(StepPrice, ChunksThatRunAgainCostTheirSegments) {
   StreamOptions options = Options();
   options.rerun_chunks = 4;

@@ -149,7 +149,7 @@ TEST(Settings, WithLessHostMemoryMoreChunksRunAgain) {
     --fewer.rerun_chunks;
     EXPECT_GT(HostBytes(fewer), q.host);
   }
-  // 64 % is too little even if all chunks run again, one layer at a time.
+  // 64 % of `swapped` is too little even for a rerun of one layer at a time.
   q.host = swapped / 100 * 64;
   EXPECT_GT(HostBytes(StreamOf(q, settings)), q.host);
   settings.rerun_layers = 2;
@@ -194,7 +194,7 @@ TEST(Settings, TheTextNamesEachSetting) {
   EXPECT_THAT(none, testing::Not(testing::HasSubstr("again")));
 }
 
-// Returns the fastest settings of a chunk size.
+// Returns the fastest settings for a chunk size.
 Settings Best(const SettingsQuestion& q, int64_t chunk,
               const LinkSpeeds& links) {
   Settings best;

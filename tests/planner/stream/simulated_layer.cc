@@ -46,7 +46,7 @@ void SimulatedFetches::Done(double last_use) {
 
 namespace {
 
-// The last use of a slot that cannot be used before its phase begins.
+// Time of last use of a slot that cannot be used before the next phase begins.
 constexpr double kBlocked = std::numeric_limits<double>::infinity();
 
 // The rings of a phase: the time of each slot's last use.
@@ -111,7 +111,7 @@ class Simulation {
   }
   bool Last(size_t m) const { return chunks_ > 1 && m + 1 == chunks_; }
   void Prepare(Phase phase);
-  // Returns the rings of the prepared phase, or else those of this phase.
+  // Returns the rings of the prepared phase, or else of the current phase.
   Rings& latest() { return next_ != nullptr ? *next_ : *rings_; }
   void FetchTokens();
   void FetchAttention();
@@ -131,8 +131,8 @@ class Simulation {
     size_t outer, inner;
   };
   std::vector<Step> steps_;  // the blocks of attention's backward
-  // By inner chunk: the last outer chunk with which its gradients were summed,
-  // and the time at which the sums are in host memory.
+  // Maps an inner chunk to the last outer chunk with which its gradients were
+  // summed, and to the time at which the sums are in host memory.
   std::map<size_t, std::pair<size_t, double>> sent_;
   std::optional<SimulatedFetches> saved_rows_, outer_, inner_, gradients_;
   // For each chunk, the time at which its bytes are in host memory.

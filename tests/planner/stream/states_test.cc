@@ -75,7 +75,7 @@ TEST(OwnedElements, AreThoseOfTheRanksBuckets) {
         EXPECT_EQ(OwnedElements(model, ranks, rank),
                   owned[static_cast<size_t>(rank)]);
       }
-      // Each round may give a rank a cache line (16 elements) more.
+      // Each round may give a rank 16 elements (a cache line) above its share.
       const auto [least, most] =
           std::minmax_element(owned.begin(), owned.end());
       EXPECT_LE(*most, model.trained_parameters() / ranks +
@@ -96,8 +96,8 @@ TEST(OptimizerCollectives, Are145For8BOn8RanksAndAtMost1000On7) {
   EXPECT_LE(sluice::testing::OptimizerCollectives(llama8b, 7),
             1000);  // uneven rounds
   EXPECT_EQ(sluice::testing::OptimizerCollectives(llama8b, 1), 0);
-  // cuda_ranks_test.py counts NCCL's collectives of this model, which are all
-  // of these but the sum of the norm.
+  // cuda_ranks_test.py expects 8 NCCL collectives for this model: all of these
+  // but the sum of the norm.
   const ModelShape small = Llama({.layers = 2,
                                   .hidden = 64,
                                   .heads = 4,

@@ -7,7 +7,7 @@ namespace sluice::stream {
 namespace {
 
 // The largest temporaries are those of the gradient of the first linear's
-// weight: d_up in bf16 and fp32, its input in fp32, and the bias's sum.
+// weight: d_up in bf16 and fp32, the linear's input in fp32, the bias's sum.
 TEST(TransientBytes, PeakAtTheFirstLinearsGradientIfActivationsAreKept) {
   StreamOptions options{.model = Gpt({.layers = 1,
                                       .hidden = 32,

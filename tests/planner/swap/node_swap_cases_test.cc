@@ -161,12 +161,12 @@ TEST(NodeSwap, EachRankOnAnOverloadedLinkWaitsForItsShare) {
   p.ranks[1].kinds[0].backward_layer_s = 4;
   const NodeSwapResult result = MustPlanCase(p);
   ASSERT_TRUE(result.feasible);
-  // Out, the ranks need (3 + 1.5) GB/s and the link has 3, so forward takes 1.5
+  // The ranks copy out (3 + 1.5) GB/s and the link has 3, so forward takes 1.5
   // times as long.
   EXPECT_NEAR(result.ranks[0].stall_s, 10 * 0.5, 1e-6);
   EXPECT_NEAR(result.ranks[1].stall_s, 10 * 1.0, 1e-6);
   EXPECT_NEAR(result.stall_s, 10, 1e-6);
-  // A rank with resident layers only has nothing to wait for.
+  // A rank with only resident layers has nothing to wait for.
   p.ranks[1].kinds[0].resident_layers = 10;
   EXPECT_EQ(MustPlanCase(p).ranks[1].stall_s, 0);
 }
@@ -204,13 +204,13 @@ TEST(NodeSwap, CopiesAreExposedWhereTheyTakeLessThanRecomputation) {
   ASSERT_TRUE(result.feasible);
   EXPECT_FALSE(result.in_time);
   EXPECT_NEAR(*result.hidden_step_s, 101.95, 1e-6);
-  // All but ffn_norm is swapped: 26.1 GB out in 0.9 s of forward.
+  // All but ffn_norm is swapped: forward takes 0.9 s and copies out 26.1 GB.
   EXPECT_NEAR(result.ranks[0].tensors[2].recompute, 1, 1e-9);
   EXPECT_NEAR(result.ranks[0].tensors[3].swap, 1, 1e-9);
   EXPECT_NEAR(result.joint->step_s, 92.8 + 30 * 0.005, 1e-6);
   EXPECT_NEAR(result.stall_s, 30 * (26.1 / 25 - 0.9), 1e-6);
   EXPECT_LE(result.joint->step_s + result.stall_s, 98.3);
-  // With 1 GB/s more out the copies take 26.1 / 26 s.
+  // If the link copies out 1 GB/s more, the copies take 26.1 / 26 s.
   EXPECT_NEAR(result.rows[0].one_more.step_s, 30 * (26.1 / 25 - 26.1 / 26),
               1e-6);
 }
@@ -245,8 +245,7 @@ std::string Complaint(const SwapProblem& problem) {
   return std::string(PlanNodeSwap(problem).status().message());
 }
 
-// The limit holds 20 of 40 GB. One more GiB saves the recomputation of as many
-// bytes.
+// The limit holds 20 of 40 GB. One more GiB saves the recomputation of a GiB.
 TEST(NodeSwap, OneMoreGibibyteOfAHostLimitIsWorthItsRecomputation) {
   SwapProblem p = OneRank();
   p.hosts = {{"job", 20e9}, {"other", 1}};

@@ -48,7 +48,7 @@ SwapProblem WithExcess(SwapProblem node, const NodeSwapResult& result,
 }
 
 // Checks by GLPK that no plan overloads the links less: the node becomes
-// feasible if its links are faster by the plan's excess, and not if by less.
+// feasible if its links are faster by the plan's excess, but not by 0.99 of it.
 void ExpectTheLeastOverload(const SwapProblem& node,
                             const NodeSwapResult& result, int i) {
   EXPECT_FALSE(SolveWithGlpk(node).feasible) << i;
@@ -125,7 +125,7 @@ TEST(NodeSwap, RandomNodesMatchGlpk) {
     const Reference theirs = SolveWithGlpk(node);
     ASSERT_EQ(ours.feasible && ours.in_time, theirs.feasible)
         << i << " " << theirs.excess;
-    // OverloadedLinksHaveTheLeastExcess tests these.
+    // OverloadedLinksHaveTheLeastExcess tests the overloaded nodes.
     if (!ours.in_time && ours.feasible) continue;
     if (ours.feasible) {
       const SwapObjective& want = theirs.objective;
@@ -328,7 +328,7 @@ TEST(NodeSwap, NoPointOfAGridIsBetter) {
 
 // ---- Shared and given fractions ---------------------------------------------
 
-// Makes all free tensors of all ranks share one alpha. They may not be kept.
+// Makes all ranks' free tensors share one alpha, and forbids keeping them.
 SwapProblem WithOneFraction(SwapProblem node) {
   for (SwapProblem::Rank& rank : node.ranks) {
     for (SwapProblem::Tensor& tensor : rank.tensors) {

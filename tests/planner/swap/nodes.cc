@@ -17,8 +17,8 @@ class Maker {
   SwapProblem Node() {
     const size_t ranks = 1 + random_() % 8;
     const size_t numa = 1 + random_() % 2;
-    // On a whole node a kind of limit is roomy or tight, so that each kind
-    // binds on some nodes.
+    // Each kind of limit has one scale per node, roomy or tight, so that each
+    // kind binds on some nodes.
     host_ = Spread(0.2, 3);
     gpu_ = Coin(0.3) ? 0 : Spread(0.01, 2);
     link_ = Spread(0.5, 4);

@@ -21,7 +21,7 @@ NodeSwapProblem WithKinds(NodeSwapProblem node, std::mt19937& random);
 // 12 tensors.
 NodeSwapProblem BusyNode(size_t ranks, size_t tensors);
 
-// GLPK's result for the rows of planner/swap/README.md. Its LP is written
+// GLPK's result for the rows of planner/swap/README.md. GLPK's LP is written
 // independently of the planner's, with a column for every fraction and rate.
 struct Reference {
   bool feasible = false;

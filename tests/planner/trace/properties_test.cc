@@ -92,7 +92,7 @@ std::vector<plan::Trace> Inputs() {
   inputs.push_back(
       GenerateIteration(*FindIteration("llama-8b-tp1-cp4-chunks1-mb1"), 2)
           .trace);
-  // Reversed() and Doubled() need traces that end no earlier than buffers.
+  // Reversed() and Doubled() need traces that do not end before their buffers.
   for (plan::Trace& trace : inputs) {
     for (const plan::Buffer& b : trace.buffers) {
       trace.end = std::max(trace.end, b.upper);

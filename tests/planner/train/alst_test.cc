@@ -59,7 +59,7 @@ INSTANTIATE_TEST_SUITE_P(
         // This recipe leaves layer inputs on the GPU, because host memory is
         // used up.
         ExpectedLength{"llama-70b", "h100-80g", 8, 0.2e6, 0.5, 2},
-        // This recipe is newer than the recipes that were fitted to.
+        // This recipe is newer than the recipes that the model was fitted to.
         ExpectedLength{"llama-8b", "h200-141g", 1, 1.2e6, 0.8, 1.1}),
     ::sluice::testing::CaseName());
 

@@ -320,7 +320,7 @@ TEST(PlanTrain, IdleGpusAreCountedAndHeadsNamedAsTheirCause) {
   EXPECT_THAT(words.out, HasSubstr("1 of 8 GPUs idle"));
   EXPECT_THAT(words.out, HasSubstr("28 attention heads"));
   EXPECT_EQ(Json::parse(Plan(one + " --json").out)["batch_using_all"], 2);
-  // The same holds for a length that does not fit.
+  // The answer also names idle GPUs if the length does not fit.
   const Json long_one = Json::parse(
       Plan("train --hardware h100-80g --model llama-8b --gpus 64 --seq-len 64M "
            "--global-batch 1 --engine python --json")

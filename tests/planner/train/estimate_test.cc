@@ -61,7 +61,7 @@ TEST(TrainEstimate, PartsAddUpToTheStepAndMfuFollowsFromIt) {
   }
 }
 
-// Memory falls only where the states leave the GPU, since they no longer fit.
+// The exception: memory falls where states no longer fit and leave the GPU.
 TEST(TrainEstimate, ALongerSequenceNeverUsesLessMemory) {
   for (const Method method : kMethods) {
     Request request = Ask("gpt-7b", "a800-80g", method, 8, 64 * K);
@@ -260,8 +260,8 @@ TEST(TrainEstimate, ASmallHostLimitsMemo) {
 }
 
 TEST(TrainEstimate, ReorganisationIsChargedOnlyWhereItWasObserved) {
-  // Sharded Megatron without parallelism inside a layer was seen to reorganise
-  // memory. At the A800's price that would be 83 % of this step on an H100.
+  // Sharded Megatron without parallelism inside a layer reorganised memory on
+  // the A800. At that cost, reorganising would be 83 % of this step on an H100.
   Request request = Ask("llama-8b", "a800-80g", Method::kMegatron, 8, 32 * K);
   request.global_batch = 8;
   const Settings settings{.dp = 8, .zero = 3};

@@ -1,5 +1,5 @@
 // Compares estimates with the steps of an H100 that
-// deploy/bundle/measured/README.md has, at the commit named there.
+// deploy/bundle/measured/README.md lists, at the commit named there.
 #include <cstdio>
 #include <fstream>
 #include <sstream>

@@ -128,7 +128,7 @@ TEST(HuggingFaceConfig, FieldsThatAreNotModelledAreRefused) {
 TEST(TrainModel, AMixtureStoresAllExpertsAndComputesTheActive) {
   const struct {
     const char* name;
-    double billions, active;  // as the models' pages have them
+    double billions, active;  // billions of parameters, by the models' pages
   } mixtures[] = {{"mixtral-8x7b", 46.7, 12.9},
                   {"mixtral-8x22b", 140.6, 39.1},
                   {"qwen3-30b-a3b", 30.5, 3.3},

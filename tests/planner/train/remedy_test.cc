@@ -78,7 +78,7 @@ TEST(TrainRemedy, EveryRemedyMakesTheRequestFit) {
   }
 }
 
-// The model has 40 heads. 20 is no power of two times 16.
+// The model has 40 heads. Doubling or halving 16 GPUs never gives 20.
 TEST(TrainRemedy, NumbersOfGpusThatDivideTheHeadsAreTried) {
   const auto gpus = [](int64_t given, int64_t seq_len) {
     Request request =
@@ -96,7 +96,7 @@ TEST(TrainRemedy, NumbersOfGpusThatDivideTheHeadsAreTried) {
   EXPECT_THAT(gpus(16, 17408 * kKibiTokens), ::testing::ElementsAre("32"));
 }
 
-// The settings of an impossible division must not be searched.
+// The search must skip settings that divide the GPUs in an impossible way.
 TEST(TrainRemedy, ARefusalForAThousandGpusTakesLittleTime) {
   for (const int64_t sequences : {16, 720, 1024}) {
     Request request = AskForRemedy("llama-70b", "h100-80g", Method::kSluice,

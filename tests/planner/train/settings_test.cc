@@ -52,7 +52,7 @@ TEST(TrainSettings, EveryCandidateDividesHeadsAndBatchAndTheFirstUsesAllGpus) {
   }
 }
 
-// No engine runs the trainer's layer under FSDP2, with data parallelism and
+// The trainer has neither FSDP2 nor data parallelism. Engine python keeps no
 // chunks in HBM.
 TEST(TrainSettings, EachEngineIsAskedOnlyForWhatItHas) {
   for (const char* model : {"llama-8b", "llama-70b", "qwen2.5-7b"}) {
@@ -288,7 +288,7 @@ TEST(TrainSettings, PipelineStagesNeedNotDivideTheLayers) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate uneven,
                               BestEstimate(request, given));
   EXPECT_EQ(uneven.settings.pp, 4);
-  // The fullest stage has 8 layers, of 30 as of 32.
+  // The fullest stage has 8 layers if the model has 30 or 32.
   request.model.layers = 32;
   SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate even,
                               BestEstimate(request, given));

@@ -23,8 +23,8 @@ TEST(TrainValidation, MeetsEveryLimit) {
   EXPECT_TRUE(v.ok());
 }
 
-// ALST's row on an H200 is not judged: its recipe is newer than those of the
-// fit, and the estimate is 29 % off, beyond the limit of 25 %.
+// ALST's row on an H200 is not judged: its recipe is newer than the recipes of
+// the fit, and the estimate is 29 % off, beyond the limit of 25 %.
 TEST(TrainValidation, JudgedRowsAreWithinTheirLimits) {
   SLUICE_ASSERT_OK_AND_ASSIGN(const Validation v, ValidateOnPapers());
   std::map<std::string, JudgedGroup> groups;

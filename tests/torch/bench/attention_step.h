@@ -9,7 +9,7 @@
 namespace sluice::bench {
 
 // Runs a step of 4,096 tokens on one thread for each chunk size, in turns with
-// whole attention of the same shape. Returns the median ratios of 7 rounds.
+// whole attention of the same shape. Returns the median ratios of the rounds.
 std::vector<Entry> AttentionOfSteps();
 
 }  // namespace sluice::bench

@@ -139,7 +139,7 @@ class Chunked {
     const stream::StreamShape& shape = StreamState::Of(*context_).shape;
     return t.tensor.narrow(0, shape.layout.begin(m), shape.rows(m));
   }
-  // Runs a chunk's forward as a layer does, but copies in place of projections.
+  // Runs a chunk's forward as a layer does, with copies instead of projections.
   absl::Status Forward(StreamState& state, AttentionForward& attention,
                        int64_t m) {
     SLUICE_RETURN_IF_ERROR(state.staging().Begin());

@@ -52,7 +52,7 @@ class Node {
 
 double Seconds(const std::function<void()>& body);
 double Median(std::vector<double> values);
-// Returns the number of cores less one, which copies, but at least 1.
+// Returns the number of cores less one, left for copies, but at least 1.
 int ComputeThreads();
 
 }  // namespace sluice::bench

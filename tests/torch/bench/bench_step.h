@@ -12,8 +12,8 @@
 
 namespace sluice::bench {
 
-// An engine with copies that can be switched off. Rings then keep their last
-// data, and every ticket is reached.
+// An engine with copies that can be switched off. While they are off, rings
+// keep their last data, and every ticket is reached.
 class SwitchedEngine final : public client::ForwardingEngine {
  public:
   using ForwardingEngine::ForwardingEngine;

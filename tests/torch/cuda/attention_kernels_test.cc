@@ -1,5 +1,5 @@
-// Compares each attention kernel of a GPU with autograd over a whole row, on
-// the fake CUDA driver or on a real one. Blocks of keys are merged, and each
+// Compares each attention kernel of a GPU with autograd over all keys at once,
+// on the fake CUDA driver or a real one. Blocks of keys are merged, and each
 // block's backward takes the merged output and log-sum-exp.
 // SLUICE_TEST_ATTENTION names the kernel (test_node.h).
 #include <ATen/ATen.h>
@@ -44,12 +44,12 @@ at::Tensor OnGpu(const at::Tensor& t) {
   return t.to(kBf16).to(TestNode(1, 0, 0).device());
 }
 
-// Returns the same values, [rows, heads, dim], in another layout.
+// Returns `t` [rows, heads, dim] with the heads outermost in memory.
 at::Tensor HeadsBeforeRows(const at::Tensor& t) {
   return t.transpose(0, 1).contiguous().transpose(0, 1);
 }
 
-// Autograd of the whole row, with attention as a full matrix in fp64.
+// Autograd over all keys at once, with attention as a full matrix in fp64.
 struct Truth {
   at::Tensor output;
   at::Tensor q, k, v;  // the gradients of q, k and v

@@ -84,7 +84,7 @@ DEFECTS = {
          "    if (!aborted_.ok() || !connected_)"),
 }
 
-# Name -> why no test can detect it.
+# Name -> why no test can detect the removal.
 SURVIVORS = {
     "the reason of a failed operation is not queried":
         "the abort would have to come while the operation is issued",

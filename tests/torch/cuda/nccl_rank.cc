@@ -308,7 +308,7 @@ void Rank::LeaveBegun() {
   memory_.reset();
 }
 
-// As between nodes, NCCL itself reports the death.
+// As between nodes, NCCL itself reports the other rank's death.
 void Rank::AwaitError() {
   at::Tensor sum = Make(Own());
   Require(ranks_->SumAll(sum));

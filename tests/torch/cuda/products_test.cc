@@ -75,7 +75,7 @@ testing::TempDir* Products::directory_ = nullptr;
 std::unique_ptr<Child> Products::daemon_;
 
 TEST_F(Products, AreTf32OnABf16RankAndIeeeOnAnFp32Rank) {
-  ASSERT_FALSE(Tf32());  // torch's own choice
+  ASSERT_FALSE(Tf32());  // torch's default
   for (const auto dtype :
        {stream::Dtype::kBf16, stream::Dtype::kFp32, stream::Dtype::kBf16}) {
     const auto memory = Open(dtype);

@@ -88,7 +88,7 @@ class RegionFrontTest : public ::testing::Test {
     return static_cast<const std::byte*>(tensor.data_ptr()) -
            memory_->address();
   }
-  // Enqueues an operation that only takes `time`.
+  // Enqueues an operation that does nothing for `time`.
   void Sleep(device::Stream stream, std::chrono::milliseconds time) const {
     EXPECT_EQ(fake_cuda::fake_cuda_run(
                   Ok(driver_->NativeStream(stream)), "sleep", {},
@@ -316,7 +316,7 @@ TEST_F(RegionFrontTest, ASegmentTakesAsLongAsItsOperations) {
   }
 }
 
-// Wait only enqueues, and returns long before the copy ends.
+// `Wait` only enqueues a wait, and returns long before the copy ends.
 TEST_F(RegionFrontTest, AStreamsStallIsCountedByItsOwnClock) {
   constexpr auto kLate = std::chrono::milliseconds(1000);
   const absl::Time start = absl::Now();
@@ -335,7 +335,7 @@ TEST_F(RegionFrontTest, AStreamsStallIsCountedByItsOwnClock) {
                          {late},
                          "in"});
     ThrowIfError(copies->Wait(copied));
-    ThrowIfError(copies->Wait(copied));  // it is reached by then
+    ThrowIfError(copies->Wait(copied));  // `copied` is reached by then
     ThrowIfError(driver_->SynchronizeStream(compute_));
     const absl::Duration stall = copies->stats().stall;
     EXPECT_GE(stall, absl::FromChrono(kLate) / 10);

@@ -53,7 +53,7 @@ class WaitGraph {
   std::vector<Bits> Order(const std::set<size_t>& without) const;
 
   std::vector<Operation> operations_;
-  std::map<int, size_t> last_;  // by stream
+  std::map<int, size_t> last_;  // each stream's last operation
   size_t waits_ = 0;
 };
 
