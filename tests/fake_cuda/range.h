@@ -31,8 +31,7 @@ struct Range {
 // lock during the call and while it uses the result.
 Range Resolve(World& world, DevicePointer address, size_t size,
               const ContextState& by);
-// Records that the latest operation of `by` accesses the range. Reports a race
-// as a finding.
+// Records that the latest operation of `by` accesses the range. Finds races.
 void NoteAccess(World& world, const Timeline& by, const Range& range,
                 bool writes, const std::string& what);
 

@@ -15,7 +15,7 @@ CONFIG = os.path.join(os.path.dirname(__file__),
 
 METHODS = ("keep-all", "recompute", "alst", "sluice")
 # Limit of the relative difference between losses in bf16: half a unit in the
-# last of its 8 bits.
+# last of the 8 bits of a bf16 significand.
 BF16 = 2 ** -9
 
 
