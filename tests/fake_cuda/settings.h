@@ -15,8 +15,8 @@
 //   context_kib=0          GPU memory that a process's context takes
 //   nccl_kib=0             GPU memory that a communicator takes (nccl/)
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
-//   pin_ms_per_gib=0       the driver's time to make 1 GiB of host memory, in
-//   ms dirty=1                0: new memory is not written to, so that it may
+//   pin_ms_per_gib=0       milliseconds for making 1 GiB of host memory
+//   dirty=1                0: new memory is not written to, so that it may
 //                          exceed this machine's memory
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
 //   numa=0                 the NUMA node that the GPUs report

@@ -44,7 +44,7 @@ struct StreamState;
 struct ContextState {
   int device = 0;
   int retained = 0;          // the context lives while this is above 0
-  Result lost = 0;           // every call returns this error from then on
+  Result lost = 0;           // if not 0, every call returns this error
   int running = 0;           // running host operations (control.h)
   AllocationPointer memory;  // the context's own (`context_kib`), or null
   std::shared_ptr<StreamState> null_stream;

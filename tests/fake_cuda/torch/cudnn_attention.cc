@@ -19,7 +19,7 @@
 // assumed: operands of different sizes or dtypes, and a log-sum-exp that is not
 // contiguous, are refused.
 // unmodelled, refused: bias, dropout, ragged batches, unequal head dims, causal
-// blocks that are not square, no log-sum-exp.
+// blocks that are not square, a forward without log-sum-exp.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>

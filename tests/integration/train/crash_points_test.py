@@ -1,9 +1,10 @@
 """A daemon that is killed between any two steps of a change loses nothing: a
 run under it goes on with the same losses.
 
-`crashing-sluiced` dies at the points of a plan (tests/daemon/crash), counted
-from the run's first rank on, and writes how many ranks were attached. The
-keeper stores the daemon's descriptors, by systemd's protocol.
+`crashing-sluiced` dies at the points of a plan (tests/daemon/crash). It counts
+a point's passes from the run's first rank on, and writes how many ranks were
+attached at its death. The keeper stores the daemon's descriptors, by systemd's
+protocol.
 """
 
 import json
