@@ -184,8 +184,8 @@ Result cuMemUnmap(DevicePointer address, size_t size) {
   const bool idle = AllSeen(it->second.uses, HostClock());
   const auto reservation = world.ReservationAt(address);
   Closed(size, reinterpret_cast<void*>(address));
-  // No reservation is left if the emulated driver let it be freed before its
-  // mappings.
+  // The reservation is missing if the emulated driver lets callers free it
+  // before its mappings.
   if (reservation != world.reservations.end()) {
     Closed(size, reservation->second.view + (address - reservation->first));
   }

@@ -23,7 +23,7 @@ enum class Needs { kNothing, kInitialised, kContext };
 //   return call.Done();
 class ABSL_SCOPED_LOCKABLE Call {
  public:
-  // A releasing call returns an ordered failure after the release: "this
+  // A releasing call releases, and then fails as `fail` orders: "this
   // function may also return error codes from previous, asynchronous launches"
   // (cuda.h says so of most such calls; assumed of the other calls).
   enum Kind { kActs, kReleases };
@@ -37,14 +37,14 @@ class ABSL_SCOPED_LOCKABLE Call {
   Result result() const { return result_; }
   ContextState* context() const { return context_; }
 
-  // Records that the caller broke a rule. Returns the emulated driver's code
-  // (setting `rules`) if that driver was tested, else the rule's.
+  // Records that the caller broke a rule. Returns the code that the emulated
+  // driver gave (setting `rules`), or the rule's own code if none is known.
   Result Refuse(Rule rule, std::string_view detail = "");
   // Returns whether the emulated driver accepts calls that break this rule.
   bool LetsPass(Rule rule) const;
-  // Refuses a call because `stream` may not use a range of it. If the emulated
-  // driver accepts such calls but reports an error when the stream is waited
-  // for, enqueues an operation that loses the context with that error instead.
+  // Refuses the call because `stream` may not use a range of addresses. If the
+  // emulated driver accepts such calls but reports an error when the stream is
+  // waited for, enqueues an operation that loses the context with that error.
   Result RefuseRange(Rule rule, std::string_view detail, StreamState& stream);
   // If the emulated driver accepts calls that break this rule but reports an
   // error later, the contexts on `gpus` are lost with that error.
@@ -53,7 +53,7 @@ class ABSL_SCOPED_LOCKABLE Call {
   // error.
   bool CheckDevice(int device);
   // Returns success, or the error that a releasing call returns after its
-  // release: an ordered failure, or that of a lost context.
+  // release: the one that `fail` orders, or the error of the lost context.
   Result Done() const { return late_; }
   // Returns the live stream of this handle; a null handle means the current
   // context's own stream. Returns null if the call is refused; result() is the

@@ -28,8 +28,8 @@ SLUICE_FAKE_CONTROL int fake_cuda_broken(int rule);
 SLUICE_FAKE_CONTROL long fake_cuda_pageable_copies();
 // Returns the number of allocations that network cards can reach.
 SLUICE_FAKE_CONTROL long fake_cuda_rdma_memories();
-// Revives lost contexts and the GPU of the setting `lose`, and forgets ordered
-// failures.
+// Revives lost contexts and the GPU of the setting `lose`, and clears the
+// failures of the setting `fail`.
 SLUICE_FAKE_CONTROL void fake_cuda_recover();
 
 // Bytes that an operation of a stream reads or writes: a GPU's memory, or
@@ -41,9 +41,9 @@ struct Access {
 };
 // The addresses at which this process's CPU reaches the bytes of each access.
 using Views = std::vector<std::byte*>;
-// Moves the accesses of a stream's operations since the last call for it into
-// `accesses`, with the addresses that the operations named. Recording starts
-// with the first call for a stream.
+// Moves the recorded accesses of the operations of `stream` into `accesses`, by
+// the addresses that the operations named. Recording starts with the first call
+// for that stream.
 SLUICE_FAKE_CONTROL void fake_cuda_take_accesses(void* stream,
                                                  std::vector<Access>& accesses);
 // Runs host code as one operation of a stream of the current context (null: the
@@ -51,7 +51,7 @@ SLUICE_FAKE_CONTROL void fake_cuda_take_accesses(void* stream,
 // in the stream's order, with a delay, and not at all in a lost context. The
 // rules of copies and the race detector apply to its accesses, under the name
 // `what`. Returns CUDA's code. `work` must not call the driver; while it waits
-// for other operations it must call fake_cuda_gone, and end if that is true.
+// for other operations it must poll fake_cuda_gone, and end once that is true.
 SLUICE_FAKE_CONTROL int fake_cuda_run(
     void* stream, const std::string& what, const std::vector<Access>& accesses,
     const std::function<void(const Views&)>& work);
@@ -64,8 +64,8 @@ SLUICE_FAKE_CONTROL void* fake_cuda_hold(int device, size_t size);
 SLUICE_FAKE_CONTROL void fake_cuda_let_go(void* held);
 // Returns the GPU of the thread's current context, or -1 without a context.
 SLUICE_FAKE_CONTROL int fake_cuda_current_device();
-// Returns the GPU of an ordinal, which CUDA_VISIBLE_DEVICES may renumber, or -1
-// if there is no such ordinal.
+// Returns the GPU that has this ordinal in this process (CUDA_VISIBLE_DEVICES),
+// or -1 if no GPU has it.
 SLUICE_FAKE_CONTROL int fake_cuda_device_of(int ordinal);
 // Returns whether this process holds that GPU's primary context.
 SLUICE_FAKE_CONTROL bool fake_cuda_has_context(int device);

@@ -20,7 +20,7 @@ namespace {
 constexpr unsigned kFatbinMagic = 0xba55ed50;
 constexpr Result kInvalidImage = 200;
 
-// Returns whether a launch is within the limits of all current GPUs
+// Returns whether a launch is within the limits that recent GPU models share
 // (CU_DEVICE_ATTRIBUTE_MAX_GRID_DIM_X and the like).
 bool IsLaunchable(const unsigned (&grid)[3], const unsigned (&block)[3],
                   unsigned shared) {

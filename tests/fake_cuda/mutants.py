@@ -97,7 +97,7 @@ class Build:
             f"-o bin/{program}", "MUTANT -o PROGRAM")
 
     def compile(self, source, text, folder, precompiled=False):
-        """Compiles the source with this text and returns the object. With
+        """Compiles `text` in place of `source`; returns the object file. With
         `precompiled` it uses the build's flags and precompiled header, else
         flags for a fast compilation."""
         entry = self.commands[source]

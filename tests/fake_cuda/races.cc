@@ -24,7 +24,7 @@ bool AllSeen(const Uses& uses, const Clock& by) {
   });
 }
 
-// Splits the cell that contains `at`, so that none extends across it.
+// Splits the cell that contains `at`, so that no cell extends across `at`.
 void RaceDetector::Split(Cells& cells, uint64_t at) {
   auto it = cells.upper_bound(at);
   if (it == cells.begin()) return;

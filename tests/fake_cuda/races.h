@@ -2,11 +2,11 @@
 // nothing orders, whatever their timing was.
 //
 // Each stream counts its operations. A clock holds, for every stream, how many
-// of its operations have been seen. An operation has seen what its stream saw
-// before it, what the host thread that enqueued it had waited for, and what the
-// events that the stream waits for had seen when they were recorded. An access
-// races with an earlier one of another stream that it has not seen, if one of
-// the two writes.
+// of that stream's operations have been seen. An operation has seen what its
+// stream saw before it, what the host thread that enqueued it had waited for,
+// and what the events that the stream waits for had seen when they were
+// recorded. Accesses of two streams race if the later access has not seen the
+// earlier one and at least one of them writes.
 //
 // Thread safety: none; callers hold the world's lock.
 #pragma once
@@ -32,7 +32,7 @@ class Clock {
   std::vector<uint64_t> seen_;
 };
 
-// The latest operation of each stream that used a piece of memory.
+// By stream, the number of its latest operation on a piece of memory.
 using Uses = std::map<size_t, uint64_t>;
 bool AllSeen(const Uses& uses, const Clock& by);
 

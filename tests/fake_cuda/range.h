@@ -19,7 +19,7 @@ struct Range {
   std::byte* view = nullptr;  // this process's address for reading and writing
   struct Part {
     Extent extent;
-    Uses* uses = nullptr;  // of its mapping or registration, or null
+    Uses* uses = nullptr;  // of the mapping or registration, or null
   };
   std::vector<Part> parts;
   std::optional<Rule> broken;  // if set, the other fields have no meaning
@@ -28,10 +28,10 @@ struct Range {
 };
 
 // Finds the kind of a range for context `by`. The caller must hold the world's
-// lock, also while it uses the result.
+// lock during the call and while it uses the result.
 Range Resolve(World& world, DevicePointer address, size_t size,
               const ContextState& by);
-// Records that the latest operation of `by` accesses the range, to find races.
+// Records that the latest operation of `by` accesses the range. Finds races.
 void NoteAccess(World& world, const Timeline& by, const Range& range,
                 bool writes, const std::string& what);
 

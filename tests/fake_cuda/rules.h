@@ -1,4 +1,4 @@
-// A table of all rules that the fake driver checks of its caller.
+// A table of all rules that the fake driver demands of its callers.
 //
 // A call that breaks a rule is refused with the code of the rule's row, and the
 // process exits with an error (world.h), even if a real driver accepts the
@@ -7,12 +7,12 @@
 //   documented  NVIDIA's text forbids it; the source is the function, or type,
 //               with the comment in CUDA 13.0's cuda.h that says so
 //   assumed     our reading of the text, or stricter than the text; the source
-//               says why. If an H100 was tested, the source ends with its
-//               answer (measured/nvidia-h100-580.159.04.diff): "so" means as
-//               assumed
+//               says why. If an H100 was asked, the source ends with "H100:"
+//               and its answer (measured/nvidia-h100-580.159.04.diff); "so"
+//               means as assumed
 //   measured    no text says so, but a tested driver behaves so; the source
 //               names the GPU and the driver
-//   unmodelled  allowed, but not implemented here: refused so that no program
+//   unmodelled  CUDA allows it, but the fake refuses it, so that no program
 //               depends on it unnoticed
 #pragma once
 

@@ -44,7 +44,7 @@ class Rules : public ::testing::Test {
   }
   static void TearDownTestSuite() {
     for (int rule = 0; rule < static_cast<int>(Rule::kCount); ++rule) {
-      // A child process breaks this rule, and its counts end with it.
+      // Only a child process breaks this rule; the child's counts end with it.
       if (static_cast<Rule>(rule) == Rule::kNotForked) continue;
       EXPECT_GT(fake_cuda_broken(rule), 0)
           << "no test breaks " << kRules[rule].name;
@@ -293,8 +293,8 @@ TEST_F(Rules, CallsThatBreakElapsedTimeRulesAreRefused) {
   EXPECT_EQ(cuStreamDestroy_v2(stream), kSuccess);
 }
 
-// If no context is pushed, cuCtxSetCurrent sets the context that lies below all
-// pushed contexts, and that is not popped.
+// If no context is pushed, cuCtxSetCurrent sets the base context below all
+// pushed contexts. A base context is never popped.
 TEST_F(Rules, AContextThatIsSetNeedsNoPop) {
   std::thread([&] {
     Context current = nullptr;

@@ -52,8 +52,8 @@ Result Elapsed(const char* function, float* milliseconds, EventPointer from,
 
 }  // namespace
 
-// The product's table has the older name, which every driver exports: _v2 is of
-// CUDA 12.8. cuda.h describes both in the same words.
+// The product's table has the older name, which every driver exports; the name
+// _v2 exists since CUDA 12.8. cuda.h describes both in the same words.
 Result cuEventElapsedTime(float* milliseconds, EventPointer from,
                           EventPointer to) {
   return Elapsed("cuEventElapsedTime", milliseconds, from, to);

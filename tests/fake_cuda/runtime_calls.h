@@ -6,10 +6,10 @@
 
 extern "C" {
 // Replaces the thread's current context: the one pushed last or, if none is
-// pushed, the base context, which need not be popped. Null leaves no context.
+// pushed, the base context, which need not be popped. Null means no context.
 [[gnu::visibility("default")]] Result cuCtxSetCurrent(Context context);
 [[gnu::visibility("default")]] Result cuStreamQuery(StreamPointer stream);
-// Returns the milliseconds between two recordings of events with timing.
+// Stores the milliseconds between the recordings of two events with timing.
 [[gnu::visibility("default")]] Result cuEventElapsedTime_v2(float* milliseconds,
                                                             EventPointer from,
                                                             EventPointer to);

@@ -15,7 +15,7 @@
 //   context_kib=0          GPU memory that a process's context takes
 //   nccl_kib=0             GPU memory that a communicator takes (nccl/)
 //   gpu_granularity_kib=2048, host_granularity_kib=4096
-//   pin_ms_per_gib=0       how long the driver takes to make host memory
+//   pin_ms_per_gib=0       milliseconds for making 1 GiB of host memory
 //   dirty=1                0: new memory is not written to, so that it may
 //                          exceed this machine's memory
 //   host_numa=1            0: the driver makes no memory on NUMA nodes
@@ -24,7 +24,7 @@
 //   jitter_us=0            the longest random delay of each stream operation
 //   unready=0              1: cuEventQuery never finds an event reached, so
 //                          that no test passes because work was fast by luck
-//   pageable=1             0: a copy of memory that is not pinned is a finding
+//   pageable=1             0: a copy from or to pageable memory is a finding
 //   counts=0               1: a process writes its counts at its end, as a line
 //                          of the node's file `counts` (world.h)
 //   malloc=0               1: the runtime may make memory outside the lease
@@ -39,9 +39,9 @@
 //   forget_waits=0         1: no stream waits for an event, and a stream that
 //                          should wait has no delay from then on
 //   keep_dead=0            1: memory of a dead process is never free again
-//   hang=NAME:N            the N-th call of a function from now on does not
+//   hang=NAME:N            the N-th call of function NAME from now on does not
 //                          return
-//   fail=NAME:N:CODE       the N-th call of a function from now on returns
+//   fail=NAME:N:CODE       the N-th call of function NAME from now on returns
 //                          CODE; a release still releases (README)
 //   rules=FILE             a real driver's answers to calls that broke an
 //                          assumed rule (answers.h), to be emulated

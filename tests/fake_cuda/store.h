@@ -42,7 +42,7 @@ class Store {
   const std::string& folder() const { return folder_; }
 
   // Makes memory, and if `dirty` fills it with non-zero bytes. Returns the code
-  // for out of memory if less than `size` of the `limit` bytes at `where` are
+  // for out of memory if fewer than `size` of the `limit` bytes at `where` are
   // free.
   Result Create(Location where, size_t size, size_t limit, bool exportable,
                 bool dirty, AllocationPointer& made);

@@ -44,7 +44,7 @@ struct StreamState;
 struct ContextState {
   int device = 0;
   int retained = 0;          // the context lives while this is above 0
-  Result lost = 0;           // every call returns this error from then on
+  Result lost = 0;           // if not 0, every call returns this error
   int running = 0;           // running host operations (control.h)
   AllocationPointer memory;  // the context's own (`context_kib`), or null
   std::shared_ptr<StreamState> null_stream;
@@ -109,8 +109,8 @@ struct World {
   std::array<int, static_cast<int>(Rule::kCount)> broken = {};
   std::vector<std::string> findings;
   int64_t pageable_copies = 0;
-  // How often the process's first thread, and any other thread, waited for a
-  // GPU.
+  // How often the process's first thread waited for a GPU, and how often all
+  // other threads did.
   int64_t main_waits = 0, other_waits = 0;
   int64_t copies = 0;
   int64_t rdma_memories = 0;
@@ -138,7 +138,7 @@ struct World {
   // streams do nothing more.
   bool IsGone(const ContextState& context) const;
   std::shared_ptr<StreamState> NewStream(ContextState* context);
-  // Accepts no more work on the stream. The process's end waits for its thread.
+  // Accepts no more work on the stream. AtExit waits for the stream's thread.
   void Close(const StreamState& stream);
   // Lists the live objects. Returns an empty string if there are none.
   std::string Alive() const;
@@ -155,7 +155,7 @@ World& TheWorld();
 Clock& HostClock();
 // Returns the contexts that this host thread has pushed and not popped.
 std::vector<ContextState*>& ContextStack();
-// Returns the context below that stack, which cuCtxSetCurrent sets, or null.
+// Returns the context below all pushed ones, set by cuCtxSetCurrent, or null.
 ContextState*& BaseContext();
 // Returns the current context of this host thread, or null.
 ContextState* CurrentContext();

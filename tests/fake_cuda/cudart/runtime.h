@@ -16,7 +16,7 @@ int& ThreadDevice();
 // primary context of the thread's device current, and holds it until exit.
 Result Enter();
 // Returns the runtime's code for a driver's code, and remembers an error for
-// cudaGetLastError. The numbers are equal since CUDA 10.1.
+// cudaGetLastError. The two codes are equal since CUDA 10.1.
 cudaError_t Told(Result result);
 cudaError_t& LastError();
 

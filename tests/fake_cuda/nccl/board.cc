@@ -47,7 +47,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) == 1;
 }
 
-// Returns a random id that is not 0. Messages name a board by its last 16 bits.
+// Returns a random id that is not 0. Messages have only its last 16 bits.
 uint64_t NewId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;
@@ -124,8 +124,8 @@ std::shared_ptr<Board> Board::Join(const UniqueId& id, int ranks, int rank,
     return nullptr;
   }
   board->AwaitOthers();
-  // Waits until a failure is written. Its writer may have been killed, so it
-  // waits for about a second only.
+  // Waits while another rank writes its failure, but for about a second only:
+  // that rank may have been killed.
   for (int i = 0; i < 1000 && shared.failure == kBeingWritten; ++i) {
     usleep(1000);
   }

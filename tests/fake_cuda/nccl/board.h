@@ -2,9 +2,9 @@
 // that each has issued, and the bytes in flight.
 //
 // The memory is a memfd. Joining ranks open it through /proc/PID/fd of the
-// process that made the unique id, which must live until all have joined, as
-// with NCCL's bootstrap. A memfd has no name in a file system, so killed ranks
-// leave nothing.
+// process that made the unique id. That process must live until all ranks have
+// joined, as with NCCL's bootstrap. A memfd has no name in a file system, so
+// killed ranks leave nothing.
 #pragma once
 
 #include <sys/types.h>
@@ -105,8 +105,8 @@ class Board {
   Shared& shared() { return *shared_; }
   int ranks() const { return ranks_; }
 
-  // Ends all operations of all ranks with this failure. Returns false and keeps
-  // the first failure if there is one.
+  // Ends all operations of all ranks with this failure. Returns false, and
+  // changes nothing, if the board has failed already.
   bool Fail(Result result, const std::string& why);
   Result failure() const;
   std::string why() const;

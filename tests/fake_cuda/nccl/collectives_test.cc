@@ -39,7 +39,7 @@ class Collectives : public ::testing::TestWithParam<int> {
     return {begin, begin + static_cast<std::ptrdiff_t>(Count())};
   }
 };
-// The parameter is the count; the last one exceeds a channel's buffer.
+// The parameter is the number of elements; 300'000 exceed a channel's buffer.
 INSTANTIATE_TEST_SUITE_P(, Collectives, ::testing::Values(1, 1000, 300'000));
 
 TEST_P(Collectives, AllReduceWorksInPlaceAndBetweenBuffers) {

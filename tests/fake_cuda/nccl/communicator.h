@@ -1,7 +1,7 @@
 // One rank's handle of a communicator, and the operations that the rank issues.
 //
-// An operation is checked when it is issued: by its buffers, and against the
-// operations of the other ranks (sequence.h). Then it becomes an operation of
+// When an operation is issued, its buffers are checked, and the operation is
+// compared with those of the other ranks (sequence.h). Then it is enqueued on
 // the fake stream. A communicator's operations run one after the other, as
 // NCCL's launches do.
 #pragma once

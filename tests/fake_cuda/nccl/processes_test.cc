@@ -1,5 +1,5 @@
 // Tests ranks that are processes: sums, mismatches, what kill -9 of a rank
-// leaves, and how the other rank learns of it.
+// leaves, and how the other rank learns of the death.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -132,7 +132,7 @@ TEST_F(Processes, AKilledRankEndsTheOtherRanksOperation) {
   }
 }
 
-// As between GPUs of one node, only the rank's own abort ends the wait.
+// The wait of a kernel for another GPU of the node has no timeout.
 TEST_F(Processes, OnlyAnAbortEndsTheWaitForASilentlyDeadRank) {
   setenv("SLUICE_FAKE_NCCL", "silent=1", 1);
   const auto victim = Start(0, [](TestRank&, Communicator*) {

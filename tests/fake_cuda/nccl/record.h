@@ -2,7 +2,7 @@
 // the comparison of two records that must agree.
 //
 // A record also has the rank's position in every communicator of the same GPU.
-// Two ranks that share communicators must issue their operations in one order,
+// Two ranks that share communicators must issue operations in the same order,
 // because each operation may occupy a GPU while it waits for the other rank
 // (NCCL's guide, "Using multiple NCCL communicators concurrently"). So these
 // positions must be equal as well. They are known when an operation is issued,
@@ -48,8 +48,8 @@ struct What {
 struct Position {
   uint64_t communicator = 0;  // its id; 0 in an unused entry
   uint64_t collectives = 0;
-  // The sends to and receives from the operation's peer. Has a meaning only if
-  // the operation is a send or a receive.
+  // The number of sends to and receives from the operation's peer, if the
+  // operation is a send or a receive.
   uint64_t with_peer = 0;
 };
 

@@ -1,5 +1,5 @@
-// The operations that the ranks on one GPU of this process have issued, in
-// every communicator and in their order, and whether the other ranks agree.
+// The operations that this process's ranks on one GPU have issued, in the order
+// of their issue over all communicators, and whether the other ranks agree.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace sluice::fake_nccl {
 
-// A rank's place in a communicator. The shared memory must outlive it.
+// A rank's place in a communicator. `shared` must outlive the Hold.
 struct Hold {
   Shared* shared = nullptr;
   Place place;

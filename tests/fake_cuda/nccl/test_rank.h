@@ -27,9 +27,9 @@ class TestRank {
   // object.
   void* Make(size_t floats);
   void* Make(const Floats& values);
-  // Fills memory in the order of stream `on`, or of `stream` if `on` is null.
+  // Fills memory by an operation on `on`, or on `stream` if `on` is null.
   void Fill(void* at, const Floats& values, StreamPointer on = nullptr);
-  // Reads memory in the order of `stream`, and waits for that stream.
+  // Reads memory by an operation on `stream`, and waits for that stream.
   Floats Read(void* at, size_t floats);
   void Wait() { cuStreamSynchronize(stream); }
   // Waits until the communicator has an error, and returns it.

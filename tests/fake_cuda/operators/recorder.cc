@@ -1,6 +1,6 @@
-// A library to preload into a program. It writes every overload of an ATen
-// operator that the program calls to a file of the process in the folder
-// SLUICE_RECORDED_OPERATORS: one overload per line, at its first call.
+// A library to preload into a program. At the first call of each overload of an
+// ATen operator, it adds a line with the overload's name to the process's file
+// in the folder SLUICE_RECORDED_OPERATORS.
 #include <ATen/record_function.h>
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""defects_test.py BUILD: the tests of the cuda table detect every removed check
-of a result, push, release and call.
+"""defects_test.py BUILD: removes each check, push, release and call from the
+cuda table, one at a time, and expects the table's tests to detect the removal.
 
-Copies each source of the cuda table with one thing removed, links the table's
-tests with it, and expects one of them to fail on the fake driver: by a broken
-rule, a race, a leaked object, an unreported error, or wrong data. SURVIVORS
-lists the removals that no test detects, with the reason. An entry there that a
-test does detect is an error.
+Links the table's tests with the changed source, and expects one of them to fail
+on the fake driver: by a broken rule, a race, a leaked object, an unreported
+error, or wrong data. SURVIVORS lists the removals that no test detects, with
+the reason. An entry of SURVIVORS that a test does detect is an error.
 """
 
 import concurrent.futures

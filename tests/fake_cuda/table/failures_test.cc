@@ -134,7 +134,7 @@ absl::Status Use(Driver& driver) {
   for (const DeviceInfo& gpu : devices) {
     if (!gpu.fault.empty()) return absl::UnavailableError(gpu.fault);
   }
-  // HeldOutside makes the same call, but omits GPUs that do not answer.
+  // Not HeldOutside: it makes the same call, but omits GPUs that do not answer.
   for (const DeviceIndex gpu : {DeviceIndex(0), DeviceIndex(1)}) {
     SLUICE_RETURN_IF_ERROR(driver.Usage(Placement::Gpu(gpu)).status());
   }

@@ -1,5 +1,5 @@
 // Tests the messages of errors that the cuda table itself finds: in arguments,
-// in the driver's answers, and in the kernel's.
+// in the driver's answers, and in those of the Linux kernel.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 

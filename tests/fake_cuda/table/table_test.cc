@@ -115,7 +115,8 @@ TEST_F(CudaTable, AReservationIsAlignedForAnyMemoryMappedThere) {
   }
 }
 
-// Import does not compare the GPU's number, which may be the exporter's.
+// Import compares only the kind of memory: the driver may tell the exporter's
+// number of the GPU.
 TEST_F(CudaTable, AnImportOfAnotherKindThanStatedIsRefused) {
   Open();
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
@@ -209,7 +210,7 @@ TEST_F(CudaTable, AnImportWithAFalseSizeIsRefused) {
   }
 }
 
-// Unmapping the middle of memory that was pinned as one pins both ends again.
+// If memory was pinned as a whole, Unmap of its middle pins both ends again.
 TEST_F(CudaTable, UnmapReportsMemoryThatItCannotPinAgain) {
   Open("host_numa=0");
   SLUICE_ASSERT_OK_AND_ASSIGN(const Bytes size, driver_->Granularity(kOnHost));
@@ -289,8 +290,6 @@ TEST_F(CudaTable, ALostContextStaysUnavailable) {
   EXPECT_THAT(driver_->SynchronizeStream(stream), StatusIs(kGone));
 }
 
-// The tests above rely on this: the fake driver ends a process that leaves an
-// object with an error.
 TEST(FakeCudaDeathTest, AProcessThatLeavesAStreamFails) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto leave = [] {

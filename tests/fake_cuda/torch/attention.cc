@@ -18,7 +18,7 @@ constexpr float kInfinite = std::numeric_limits<float>::infinity();
 
 at::Tensor InFp32(const at::Tensor& t) { return t.to(at::kFloat); }
 
-// Returns which keys a row sees through a window, [rows, keys].
+// Returns a mask [rows, keys]: the keys that each row sees through the window.
 at::Tensor Seen(const Problem& p) {
   const int64_t rows = p.q.size(2), keys = p.k.size(2), own = keys - rows;
   at::Tensor seen = at::ones({rows, keys}, at::kBool);
@@ -36,7 +36,7 @@ struct Asked {
     mask = at::zeros({p.q.size(2), p.k.size(2)})
                .masked_fill_(seen.logical_not(), -kInfinite);
   }
-  // Returns the rows without keys.
+  // Returns a mask [rows] of the rows that see no key.
   at::Tensor Empty() const { return seen.any(1).logical_not(); }
 
   bool causal;

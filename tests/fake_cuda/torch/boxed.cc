@@ -250,7 +250,7 @@ class BoxedCall {
     Stack results = OnMeta();
     op_.callBoxed(results);
     for (const c10::IValue& value : results) {
-      // A result that is a number depends on data.
+      // The value of a number depends on the operands' data.
       if (!value.isTensor() && !value.isTensorList()) return LookForResults();
     }
     ForTensors(results, [&](const at::Tensor& t) { return MakeLike(t); });

@@ -12,14 +12,14 @@
 //   - Results have the strides of q, k and v. The log-sum-exp is [batch, heads,
 //     rows, 1], in backward as well.
 //   - Seed and offset must be numbers on the GPU: backward converts them on
-//     Blackwell, and an undefined one fails there.
+//     Blackwell, where an undefined tensor fails.
 //   - Backward keeps a plan for the sizes and strides of q, k and v, and for
 //     `causal`. Other strides of the output, its gradient or the log-sum-exp
 //     are refused, as a kept plan would read them wrongly.
 // assumed: operands of different sizes or dtypes, and a log-sum-exp that is not
 // contiguous, are refused.
 // unmodelled, refused: bias, dropout, ragged batches, unequal head dims, causal
-// blocks that are not square, no log-sum-exp.
+// blocks that are not square, a forward without log-sum-exp.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <torch/library.h>
@@ -79,15 +79,15 @@ Cudnn(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 
 using Numbers = std::vector<int64_t>;
 
-// Skips dimensions of one element: their strides have no meaning.
+// Adds 0 for a dimension of one element, as its stride has no meaning.
 void AddStrides(Numbers& all, const at::Tensor& t) {
   for (int64_t i = 0; i < t.dim(); ++i) {
     all.push_back(t.size(i) == 1 ? 0 : t.stride(i));
   }
 }
 
-// Checks that the other operands have the same strides as in the first backward
-// with these sizes and strides of q, k and v.
+// Checks that `others` have the same strides as in the first backward with the
+// same `causal` and the same sizes and strides of q, k and v.
 void CheckPlan(const Problem& p, const std::vector<at::Tensor>& others) {
   static Mutex mutex;
   static auto* const plans = new std::map<Numbers, Numbers>;

@@ -1,10 +1,10 @@
 // A kernel of the fake GPU: CPU code over device tensors, as one operation of
 // torch's current stream.
 //
-// A call checks its arguments on the caller's thread and returns. The stream's
-// thread does the work later. Queued work keeps no operand alive: as on a GPU,
-// memory that is freed too early is overwritten. The race detector is told
-// which bytes each tensor has.
+// An operator checks its arguments on the caller's thread and returns. The
+// stream's thread does the work later. Queued work keeps no operand alive: as
+// on a GPU, memory that is freed too early is overwritten. The race detector is
+// told which bytes each tensor has.
 //
 // Thread safety: thread-safe; torch's current stream is the calling thread's.
 #pragma once
@@ -46,7 +46,7 @@ using KernelCode =
 // All tensors must be on one GPU. An exception from `code` is a finding.
 void Launch(const std::string& name, const Tensors& reads,
             const Tensors& writes, KernelCode code);
-// Launches a kernel and waits for it, without telling the race detector. Used
+// Launches a kernel and waits for it; the race detector ignores the wait. Used
 // for sizes and numbers that an operator must return to its caller.
 void LaunchAndLook(const std::string& name, const Tensors& reads,
                    const Tensors& writes, KernelCode code);

@@ -1,7 +1,7 @@
 // Functions of libtorch_cuda.so that are no kernels: making tensors in torch's
 // CUDA allocator, views, and copies to and from the host.
 //
-// A copy behaves as torch's own is assumed to (its source is not in the wheel):
+// A copy behaves as torch's own is assumed to (the wheel has no code of it):
 // types and strides are changed before or after it, so that the copy itself is
 // one cudaMemcpyAsync, and the caller waits unless the copy is non_blocking.
 #include <ATen/EmptyTensor.h>

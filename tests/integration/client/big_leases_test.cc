@@ -36,7 +36,7 @@ class BigLeases : public ::testing::Test {
  protected:
   BigLeases() {
     setenv("LD_LIBRARY_PATH", InBuild("fake_cuda").c_str(), 1);
-    // An H100 takes 0.25 s per GiB, four times as long as the default here.
+    // By default, pinning is four times as fast as an H100's 0.25 s per GiB.
     const char* const told = std::getenv("SLUICE_TEST_PIN_MS");
     setenv("SLUICE_FAKE_CUDA",
            fmt::format("memory_mib=4096,host_memory_mib=200000,dirty=0,"
@@ -69,7 +69,7 @@ class BigLeases : public ::testing::Test {
   }
   void Go(const char* job) const { std::ofstream(signs_.File(job)) << "\n"; }
   // Waits until all ranks have their lease. Prints for tests/bench/leases.py
-  // how long the slowest took.
+  // how long the slowest rank waited.
   static void ExpectLeased(const std::vector<std::unique_ptr<Child>>& ranks,
                            const char* when) {
     constexpr char kLeased[] = "leased in ";

@@ -1,9 +1,9 @@
 // A rank that leases much host memory:
 //     cuda_leases SOCKET JOB RANK RANKS MIB UID GO UNTIL
 // It opens its session as user UID, which it must be allowed to become, and
-// prints "open". It leases MIB once the file GO exists, prints "leased in N
-// ms", and holds the memory until the file UNTIL exists. It gives up if the
-// daemon sends nothing for 2 s.
+// prints "open". Once the file GO exists, it leases MIB mebibytes, prints
+// "leased in N ms", and holds the memory until the file UNTIL exists. It gives
+// up if the daemon sends nothing for 2 s.
 #include <sys/fsuid.h>
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
 // A rank without torch, as a user may write it:
 //     cuda_rank SOCKET GPU RANK UNTIL
-// It prints "leases may have N": the bytes of its GPU's pool that are not held
-// outside leases, once its context exists. It leases GPU and host memory,
+// Once it has a context, it prints "leases may have N": the bytes of the GPU's
+// pool that are not held outside leases. It leases GPU and host memory,
 // copies there and back through the copy engine, prints "same" if every byte
 // came back, and holds the memory until the file UNTIL exists.
 #include <unistd.h>

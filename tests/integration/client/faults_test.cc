@@ -242,8 +242,8 @@ INSTANTIATE_TEST_SUITE_P(Faults, FailingDaemonCall,
                            return std::string(info.param);
                          });
 
-// A start that takes over fails, or continues without the failed part. Either
-// way the rank's memory is kept for the next daemon.
+// A daemon that is to take over fails to start, or it starts without the failed
+// part. In both cases the rank's memory is kept for the next daemon.
 class FailingStart : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(FailingStart, TheRanksSessionAndMemorySurviveAFault) {

@@ -13,7 +13,7 @@ using ::sluice::testing::RunningDaemon;
 using ::sluice::testing::StatusIs;
 using ::testing::HasSubstr;
 
-// Returns two segments and one skeletal class that may be swapped.
+// Returns a profile of two segments and of one class, which may be swapped.
 plan::RankProfile ProfileOf(Rank rank) {
   plan::RankProfile profile;
   profile.rank = rank;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""printed_commands_test.py ROOT BIN PROGRAM…: every command of a PROGRAM that a
-text contains exists.
+"""printed_commands_test.py ROOT BIN PROGRAM…: checks that each command of a
+PROGRAM in a text exists.
 
 Texts are what C++ files have between double quotes, also in comments, and the
 indented blocks and `code` of Markdown files. The words of a command that name

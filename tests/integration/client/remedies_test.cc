@@ -47,7 +47,7 @@ ChildResult RunAsPrinted(const RunningDaemon& daemon,
 }
 
 // Expects that a lease is refused for reason `why`, and granted after the
-// refusal's command has run. A second refusal may name one more limit.
+// refusal's command has run. The lease may first be refused for another limit.
 void ExpectRemedied(const RunningDaemon& daemon, Session& session, bool host,
                     const std::string& why) {
   const Bytes size = MiB(6) + KiB(64);

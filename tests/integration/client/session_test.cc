@@ -68,7 +68,6 @@ TEST(ClientIntegration, ALoneRankLeasesFromTheOtherNumaNodeWhatItsOwnLacks) {
   EXPECT_GE(free, MiB(16));
   EXPECT_LT(free, MiB(32));
   EXPECT_THAT((*other)->LeaseHost(free), IsOk());
-  // All memory is given back, on both nodes.
   region->reset();
   EXPECT_THAT((*alone)->LeaseHost(MiB(32)), IsOk());
 }
@@ -226,8 +225,8 @@ TEST(ClientIntegration, AGpuThatTheNodeLacksIsRefused) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("9")));
 }
 
-// Returns the seconds that each of two ranks takes for 60 MiB of grants at the
-// same time on one link of 200 MB/s.
+// Lets two ranks acquire 60 MiB of grants each, at the same time, on one link
+// of 200 MB/s. Returns the seconds that each rank took.
 std::vector<double> TakeGrantsSideBySide() {
   RunningDaemon daemon(R"(
 [sim]

@@ -101,7 +101,7 @@ TEST(Tools, AnAdministratorSetsABudgetThatHoldsAtOnce) {
   EXPECT_THAT(session->LeaseGpu(MiB(10)), IsOk());
 }
 
-// Guards against a limit that is listed only once it is used.
+// Guards against a limit that is not listed before a job uses it.
 TEST(Tools, EveryLimitIsListedWithItsOrigin) {
   RunningDaemon daemon(
       "[budgets]\nprincipal_host_bytes = \"300MiB\"\n"

@@ -46,8 +46,8 @@ class Waiting : public ::testing::Test {
     return asked.wait_for(std::chrono::milliseconds(within_ms)) ==
            std::future_status::ready;
   }
-  // Waits until a lease is in the queue, or with `wanted` false until none is.
-  // Returns false if that takes too long.
+  // Waits until a lease is in the queue or, if `wanted` is false, until the
+  // queue is empty. Returns false if that takes too long.
   bool IsWaitedSoon(bool wanted) {
     for (int i = 0; i < 1000; ++i) {
       const auto node = QueryNode(daemon_.socket());

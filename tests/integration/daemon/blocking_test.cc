@@ -64,7 +64,7 @@ wire::Packet ReplyPacket() {
 
 // Stops the daemon while the object lives, so that the test can send
 // descriptors and close its own copies before the daemon reads them. Only the
-// last close of a socket lingers, and it is then the daemon's.
+// last close of a socket lingers, and the daemon then makes that close.
 class Stopped {
  public:
   explicit Stopped(RunningDaemon& daemon) : daemon_(daemon) {
@@ -111,7 +111,7 @@ TEST(DaemonBlocking, ALingeringDescriptorInAnUnreadPacketBlocksNothing) {
     for (int i = 0; i < 5; ++i) {
       SLUICE_ASSERT_OK_AND_ASSIGN(UniqueFd client,
                                   wire::Connect(daemon.socket()));
-      // This packet ends the session, so the daemon never reads the next.
+      // This packet ends the session, so the daemon never reads a later one.
       ASSERT_EQ(send(client.get(), "\xff\xff", 2, 0), 2);
       SendLingering(client.get(), {FreePacket(), FreePacket(), FreePacket()},
                     readers);

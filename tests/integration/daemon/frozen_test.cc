@@ -82,7 +82,7 @@ TEST_F(FrozenDaemonTest, ADamagedStateEndsNoJob) {
               StatusIs(absl::StatusCode::kDeadlineExceeded));
   EXPECT_TRUE(daemon_.Has("s1") && daemon_.Has("u1") && daemon_.Has("limits"));
   EXPECT_EQ(daemon_.Count("e"), extents);
-  // The frozen daemon changed nothing: the repaired state is good.
+  // Only the state needs repair: the frozen daemon changed nothing.
   ASSERT_EQ(pwrite(state.get(), good.data(), good.size(), 0),
             static_cast<ssize_t>(good.size()));
   End(SIGTERM);
@@ -146,7 +146,7 @@ TEST_F(FrozenDaemonTest, APoolSmallerThanItsLeasesEndsNoJob) {
 }
 
 // Guards against starts that fail again and again, and against a --check-state
-// that reports "good".
+// that reports such a policy as "good".
 TEST_F(FrozenDaemonTest, APolicyOfANewerDaemonEndsNoJob) {
   daemon_.Start();
   RawClient rank = Attached();

@@ -68,8 +68,8 @@ RunningDaemon::RunningDaemon(const std::string& toml,
 }
 
 RunningDaemon::~RunningDaemon() {
-  // A killed keeper leaves its daemon running.
   if (!kept_) return;
+  // Not SIGKILL: a killed keeper leaves its daemon running.
   process_->Kill(SIGTERM);
   process_->Join();
 }

@@ -113,8 +113,8 @@ absl::StatusOr<wire::Pool> HostPool(const std::string& socket, int numa);
 // DeadlineExceeded.
 absl::StatusOr<absl::Duration> WaitUntilFree(const std::string& socket, int gpu,
                                              absl::Duration timeout);
-// Waits until the daemon that shares `limits_page`, a descriptor, has read all
-// use pages.
+// Waits until the daemon has read all use pages after this call began.
+// `limits_page` is the descriptor of the daemon's limits page.
 void AwaitRefills(int limits_page);
 
 }  // namespace sluice::testing

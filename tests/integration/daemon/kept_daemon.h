@@ -34,8 +34,8 @@ class KeptDaemon {
   void Start();
   // Starts a daemon that must fail. Returns its exit status.
   int StartThatFails();
-  // Sends SIGKILL. Messages sent before are received first, unless Ignore was
-  // called.
+  // Kills the daemon with SIGKILL. Messages that it has sent are received
+  // first, unless Ignore was called.
   void Kill();
   void KillAndStart() {
     Kill();
@@ -53,8 +53,8 @@ class KeptDaemon {
   void Ignore();
   // Ends Ignore. Messages sent since Ignore are received, too.
   void Answer();
-  // Receives `messages` more of the daemon's messages and the one after them,
-  // then kills the daemon; later messages are lost. With -1 it never kills.
+  // Receives `messages` + 1 more messages of the daemon, then kills the daemon;
+  // later messages are lost. -1 means never.
   void KillBehind(int messages);
   // Returns whether KillBehind has killed the daemon; then call Join(). Also
   // true after Ignore.

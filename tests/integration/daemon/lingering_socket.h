@@ -6,8 +6,8 @@
 namespace sluice::testing {
 
 // Returns a TCP socket that waits for a minute at its last close, as nothing
-// reads what it has sent. `reader` must stay open, or the close is short.
-// Returns an empty descriptor if a socket cannot be made.
+// reads what it has sent. Stores the other end in `reader`, which must stay
+// open. Returns an empty descriptor if a socket cannot be made.
 UniqueFd LingeringSocket(UniqueFd& reader);
 
 }  // namespace sluice::testing

@@ -1,6 +1,6 @@
 // Tests attacks of another user on the ranks of a simulated node. The user
-// cannot change the node's state, and by writing the shared clocks delays
-// others no more than by copying.
+// cannot change the node's state. Writes to the shared clocks delay other ranks
+// no more than the user's copies could.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>

@@ -1,5 +1,5 @@
-// Tests memory that ranks of a killed daemon still hold, with real processes:
-// the next daemon counts as much of it as the kernel, and leases none.
+// Tests memory that real processes, the ranks of a killed daemon, still hold:
+// the next daemon counts as many bytes as the kernel does, and leases none.
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>

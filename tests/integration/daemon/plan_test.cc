@@ -93,7 +93,7 @@ TEST(DaemonPlan, BothRanksGetOneValidPlanAndARepeatComesFromTheCache) {
   }
 }
 
-// Requests one plan for a profile with these measured seconds.
+// Requests a plan for a profile in which a layer's forward takes `seconds`.
 absl::StatusOr<plan::NodePlan> AskOnce(const std::string& socket,
                                        double seconds) {
   SLUICE_ASSIGN_OR_RETURN(RawClient client, RawClient::Connect(socket));
@@ -279,7 +279,7 @@ TEST(DaemonPlan, AMissingWorkerFailsThePlanButNotTheDaemon) {
   EXPECT_THAT(a.Lease(wire::Lease::GPU, MiB(1)), IsOk());
 }
 
-// Returns a profile with a long text and many values.
+// Returns an encoded profile with a trace of `buffers` buffers.
 std::string LongProfile(int rank, int gpu, int buffers) {
   plan::RankProfile profile = ProfileOf(rank, gpu);
   plan::Trace& trace = profile.segments[0].trace;
@@ -357,7 +357,7 @@ TEST(DaemonPlan, AProfileThatIsTooLongIsRefusedWithLimitAndRemedy) {
   EXPECT_THAT(Submit(client, plan::Encode(ProfileOf(0, 0))), IsOk());
 }
 
-// Guards against another user's small plan that takes 14 s instead of 0.04 s.
+// Guards against a small plan that takes 14 s, not 0.04 s, behind the hard one.
 TEST(DaemonPlan, AHardProfileOfOneUserEndsSoonWhenAnotherWaits) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   RunningDaemon daemon;

@@ -23,8 +23,8 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Returns a profile with the longest names and reasons and with fixed
-// fractions, so that there is nothing to solve.
+// Returns a profile of classes with the longest names and with reasons of `why`
+// bytes. The fractions are given, so that there is nothing to solve.
 plan::RankProfile ProfileOf(size_t classes, size_t why) {
   plan::RankProfile profile;
   profile.kinds[0].name = std::string(plan::kMaxNameBytes, 'k');

@@ -1,5 +1,5 @@
-// Waits for changes of a daemon's pool, of which the daemon learns up to a
-// quarter of a second late.
+// Waits for changes of a daemon's pool that the daemon notices up to a quarter
+// of a second late.
 #pragma once
 
 #include <string>

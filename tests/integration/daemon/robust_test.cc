@@ -22,7 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A sanitizer's shadow memory is resident, too, so sizes mean nothing there.
+// A sanitizer's shadow memory counts as resident, so VmRSS means nothing then.
 #ifdef SLUICE_SANITIZED
 constexpr bool kMeasureMemory = false;
 #else
@@ -121,7 +121,7 @@ TEST(DaemonRobust, SurplusDescriptorsAreClosedNotKept) {
   UniqueFd reader(ends[0]), writer(ends[1]);
   wire::Request request;
   request.mutable_free()->set_lease_id(1);
-  // Whether it refuses the request or not, the daemon must close the pipe.
+  // The daemon must close both descriptors even if it refuses the request.
   client.Call(request, {writer.get(), writer.get()}).status().IgnoreError();
   writer.Reset();
   char byte;

@@ -24,7 +24,7 @@ ChildResult Sluiced(std::vector<std::string> arguments) {
   return Child::Spawn(arguments)->Join();
 }
 
-// Guards against signals that end the process and leave both sockets and sim/.
+// Guards against signals that end the daemon and leave its sockets and sim/.
 TEST(DaemonSignals, HupAndUserSignalsAreLoggedAndTheDaemonStillServes) {
   RunningDaemon daemon;
   for (const int signal : {SIGHUP, SIGUSR1, SIGUSR2}) {

@@ -57,7 +57,7 @@ wire::Request LoneHello() {
 
 class TakeOver : public ::testing::Test {
  protected:
-  // Attaches a rank; the first one's session is 1.
+  // Attaches a rank; the first rank's session has the number 1.
   RawClient Attached(const std::string& job = "job") {
     return testing::Attached(daemon_, job);
   }
@@ -264,8 +264,8 @@ TEST_F(TakeOver, ALimitsPageOfAnotherSizeIsReplaced) {
   daemon_.Start();
   ExpectServed(rank);
   EXPECT_TRUE(daemon_.WaitForLog("page of limits"));
-  daemon_.KillAndStart();  // the new page was kept
-  ExpectServed(rank);
+  daemon_.KillAndStart();
+  ExpectServed(rank);  // the new page was kept
 }
 
 TEST_F(TakeOver, OnlyTheSessionWithABadUsePageEnds) {
@@ -357,7 +357,7 @@ TEST_F(TakeOver, OnceTheKeeperAnswersAgainRanksStayAttached) {
   EXPECT_GE(pool.leased_bytes(), static_cast<uint64_t>(KiB(64).count()));
 }
 
-// Processes attach and close until the store has no place. Guards against one
+// Processes attach and close until the store is full. Guards against one
 // process too many, which would prevent the next daemon from taking over any
 // session.
 TEST(TakeOverOfFew, ProcessesOfEndedSessionsDoNotFillTheStore) {

@@ -36,7 +36,7 @@ class Watchdog(unittest.TestCase):
         self.addCleanup(self.daemon.kill)
 
     def wait_for(self, line, patience_s):
-        """Returns the time at which a message with that line came, or None."""
+        """Returns when a message that contains `line` came, or None."""
         end = time.monotonic() + patience_s
         while (left := end - time.monotonic()) > 0:
             self.starter.settimeout(left)
@@ -62,8 +62,7 @@ class Watchdog(unittest.TestCase):
         # Checks the median gap, because the machine may delay this test at
         # times.
         self.assertLess(sorted(gaps)[2], PERIOD_S, gaps)
-        # The loop sleeps in between and notifies twice a period, not more
-        # often.
+        # The loop sleeps between notifications; it sends only two per period.
         count, end = len(gaps), last + 2 * PERIOD_S
         while self.wait_for("WATCHDOG=1", end - time.monotonic()):
             count += 1

@@ -14,7 +14,7 @@ MODEL = ("--arch llama --layers 4 --hidden 128 --heads 2 --kv-heads 2 --ffn "
          "344 --dtype fp32 --ranks 2").split()
 HIDDEN_BYTES = 128 * 4
 LAYERS = 4
-# Tokens, just too many for recomputation in 36 MiB. --deep searches the limit.
+# Just too many tokens for recompute in 36 MiB. --deep searches for the limit.
 TOO_LONG = 3456
 FEW, MANY = (4096, 8192) if harness.WHOLE else (2048, 4096)
 

@@ -1,9 +1,10 @@
 """A daemon that is killed between any two steps of a change loses nothing: a
 run under it goes on with the same losses.
 
-`crashing-sluiced` dies at the points of a plan (tests/daemon/crash), counted
-from the run's first rank on, and writes how many ranks were attached. The
-keeper stores the daemon's descriptors, by systemd's protocol.
+`crashing-sluiced` dies at the points of a plan (tests/daemon/crash). It counts
+a point's passes from the run's first rank on, and writes how many ranks were
+attached at its death. The keeper stores the daemon's descriptors, by systemd's
+protocol.
 """
 
 import json
@@ -37,7 +38,7 @@ OF_A_START = ["state-read", "extents-adopted", "sessions-adopted",
 # not leased for a while: the last rank may have ended by then. At all other
 # points a rank is attached.
 OF_AN_END = ["process-dropped", "extent-dropped", "extent-released"]
-# Points that a run passes often: the counts at which the daemon dies.
+# Points that a run passes often, each with the passes at which a daemon dies.
 OFTEN = {"session-put": (1, 2), "session-stored": (1, 2),
          "session-released": (1, 2),
          "message-sent": (1, 3, 6), "barrier-passed": (1, 3),
@@ -224,8 +225,8 @@ class CrashPoints(harness.TrainTest):
         """Another session's requests fill the ring of records."""
         self.begin()
         write_plan(self.plan, [("checkpoint-saved", 1)])
-        # The restart precedes the first rank, so that its own checkpoint does
-        # not count.
+        # The restart precedes the first rank, so that the restart's own
+        # checkpoint does not count.
         self.renewed()
         run = self.run_endless("filled")
         self.goes_on(run, "filled", 1)
@@ -250,7 +251,7 @@ class CrashPoints(harness.TrainTest):
 
     def test_a_run_survives_kills_at_random_moments(self):
         """All kills come after the first rank attached; the run continues
-        after the last one."""
+        after the last kill."""
         self.begin(os.path.join(harness.BIN, "sluiced"))
         run, left = self.run_endless("killed"), [MOMENTS]
         self.wait_until(lambda: "of job killed," in self.keepers_log(),
@@ -291,7 +292,7 @@ class CrashPoints(harness.TrainTest):
                             "the ledger differs after the run")
 
     def kill_until(self, done, moments, left):
-        """Kills the daemon repeatedly, left[0] times in all or until `done`.
+        """Kills the daemon repeatedly, left[0] times or until `done` is set.
         Every second daemon serves before it is killed: otherwise no daemon
         might serve on a busy machine, and a client waits at most 5 s."""
         served = -1

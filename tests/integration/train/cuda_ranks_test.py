@@ -53,9 +53,9 @@ class CudaRanks(cuda_node.CudaTest):
         return run, log
 
     def expect_end(self, run, socket, log=None, of=""):
-        """Waits for a run that fails; returns its one-line error and all
-        output. With `log` it prints how long after its last step the run
-        ended. Only `./dev bench deaths` checks that time, because tests run in
+        """Waits for a run that fails; returns its one-line error and its
+        stderr. With `log` it prints the time from the run's last step to its
+        end. Only `./dev bench deaths` checks that time, because tests run in
         parallel."""
         _, err = run.communicate(timeout=200)
         if log is not None:

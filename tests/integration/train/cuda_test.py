@@ -182,8 +182,8 @@ class Cuda(cuda_node.CudaTest):
         self.assertLess(abs(plan["ranks"][0]["host_bytes"] - desk), PIECE)
         self.expect_no_findings()
 
-    # Profiles the fake's kernels, which run at a CPU's speed on the fake's
-    # streams and are timed until they are done.
+    # The fake's kernels run at a CPU's speed on the fake's streams, and are
+    # timed until they are done.
     def test_profile_writes_what_the_planner_reads(self):
         # memory_bytes of the result leaves out the rank's context.
         code, out, err = self.on_cuda(
@@ -194,8 +194,8 @@ class Cuda(cuda_node.CudaTest):
         self.assertIn("by the GPU's clock", out)
         self.assertNotIn("SIMULATED", out)
         hardware = tomllib.loads(out)
-        # Kernels are timed until they are done: by the host's clock a matmul
-        # of 1024 rows would have taken microseconds.
+        # If only their issue were timed, a matmul of 1024 rows would take
+        # microseconds.
         self.assertLess(hardware["gpu"]["peak_flops"], 10e12)
         kernels = hardware["kernels"]
         self.assertEqual(kernels["attention_head_dim"], 128)

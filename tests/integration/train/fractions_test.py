@@ -122,8 +122,8 @@ class Fractions(either_node.NodeTest):
         self.assert_same_run(report, whole)
         self.assertLessEqual(report["host_bytes"], budget)
         self.assertGreater(report["host_bytes"], 0.85 * budget)
-        # Classes have different fractions: at most one class is split between
-        # its rows.
+        # Classes have different fractions: at most one class is swapped in
+        # part.
         swaps = [report["fractions"][name]["swap"] for name in FREE]
         self.assertIn(0, swaps)
         self.assertIn(1, swaps)

@@ -26,7 +26,7 @@ PATIENCE_S = 200
 # Number of steps over which runs that must learn the same are compared.
 PARITY_STEPS = 50 if WHOLE else 10
 
-# A part of each daemon's configuration: repeated deaths must not freeze it.
+# A part of each configuration: repeated deaths must not freeze the daemon.
 ALONE = """\
 [http]
 listen = ""
@@ -190,8 +190,8 @@ def children_of(parent):
 
 
 def kill_if_there(pid):
-    """Kills the process and returns whether it existed. It may have ended
-    before, such as a killed daemon that its keeper has reaped."""
+    """Kills the process and returns whether it existed. A killed daemon does
+    not exist any more once its keeper has reaped it."""
     try:
         os.kill(pid, signal.SIGKILL)
     except ProcessLookupError:

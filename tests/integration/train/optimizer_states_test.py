@@ -1,5 +1,5 @@
 """AdamW's states in host memory: the run has the same bits as with states in
-HBM, also if the states are larger than the GPU and if a run is killed."""
+HBM, also if the states exceed the GPU's memory and if a run is killed."""
 
 import glob
 import json
@@ -12,8 +12,8 @@ import either_node
 import harness
 from resume_test import tensors_of
 
-# Many layers, so that the ring in HBM is small compared to the states: 6.3 MB
-# of states in bf16, and 3.2 MB of weights and gradients.
+# Many layers, so that the ring in HBM is small compared to the states. In a run
+# in bf16 the states take 6.3 MB, and weights and gradients take 3.2 MB.
 MODEL = ("--layers 16 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--alpha 1 --no-keep --dtype bf16 --seq-len 200 --warmup 2").split()
 HOST = ("--optimizer-states", "host")

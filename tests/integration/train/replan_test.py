@@ -152,7 +152,7 @@ class Replan(either_node.NodeTest):
 
     def waiting_pair(self):
         """Starts a job, stops it before it can take its smaller plan, and
-        starts a second job, which waits until the first takes it."""
+        starts a second job, which waits until the first takes that plan."""
         socket = self.node_that_holds((), ())
         first, log = self.start_long_job(socket, "first")
         rank = harness.ranks_of(first.pid)[0]

@@ -43,8 +43,8 @@ class Resume(harness.TrainTest):
         cls._saved.clear()
 
     def saved(self, name, steps):
-        """Returns the result of a run of `steps` steps with FLAGS, and a copy
-        of what it saved in self.path(name). The run happens once for all
+        """Returns the result of a run of `steps` steps with FLAGS, and copies
+        the run's checkpoints to self.path(name). The run happens once for all
         tests."""
         if steps not in self._saved:
             result = self.train(*FLAGS, "--steps", str(steps), "--save",
@@ -194,8 +194,8 @@ class Resume(harness.TrainTest):
         self.assertIn("optimizer-1-of-2.safetensors", err)
 
     def lines(self, *arguments, status=0):
-        """Returns the output's lines of a run that exits with `status`; a
-        refusal is one line."""
+        """Returns the lines on stderr of a run that exits with `status`; of a
+        refusal, its one error line."""
         code, _, err = self.run_train(*harness.MODEL, *FLAGS, *arguments)
         self.assertEqual(code, status, err)
         said = err.splitlines()
@@ -365,8 +365,8 @@ class Resume(harness.TrainTest):
         self.assertIn("format 4, written by a newer sluice-train", said[-1])
 
     def test_shards_of_format_2_are_read(self):
-        """Format 2 divided the whole model into two halves, not each of its
-        parts: embedding, two layers, final norm and head."""
+        """Format 2 halved the model as a whole. Today's format halves each of
+        four parts: embedding, layer 0, layer 1, and final norm with head."""
         parts = [16384, 30848, 30848, 16448]
         save = self.path("save")
         flags = [*FLAGS, "--ranks", "2", "--steps"]

@@ -21,7 +21,7 @@ OPEN = "--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --threads 1"
 
 class Settings(harness.TrainTest):
     def run_open(self, *flags, node=("--private",)):
-        """Runs without --chunk; returns the report and the output."""
+        """Trains without --chunk; returns the report and stderr."""
         code, out, err = self.run_train(*OPEN.split(), *node, "--data",
                                         self.text, "--json", *flags)
         self.assertEqual(code, 0, err)

@@ -15,7 +15,7 @@ RUN = [*harness.MODEL, "--private", "--seq-len", "300", "--json"]
 
 def in_small_disk(folder, size, command, after="true"):
     """Returns `command` in its own mount namespace, with a tmpfs on `folder`.
-    `after` is a shell command that runs there afterwards."""
+    The shell command `after` runs in that namespace after `command`."""
     script = (f"mount -t tmpfs -o size={size} none {folder} || exit 99\n"
               f'"$@"\ncode=$?\n{after} >&2\nexit $code')
     return ["unshare", "-rm", "sh", "-c", script, "sh", *command]
@@ -124,8 +124,8 @@ class Shortage(harness.TrainTest):
         self.assertNotIn("seq-len", err)
 
     def test_too_many_open_files_are_not_taken_for_a_small_gpu(self):
-        # The private daemon reaches the limit of 48. The rank reaches 26 while
-        # it maps memory, and 16 while it receives descriptors.
+        # The private daemon reaches the limit of 48 files. A rank reaches 26
+        # while it maps memory, and 16 while it receives descriptors.
         self.refuses_open_files(48, "--private")
         socket = self.daemon()
         for limit in (26, 16):

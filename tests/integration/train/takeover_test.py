@@ -29,7 +29,7 @@ class TakeOver(either_node.NodeTest):
         return [line["loss"] for line in harness.lines_of(log)]
 
     def kill_until(self, done, moments):
-        """Kills the daemon repeatedly until `done`; returns how often. Every
+        """Kills the daemon until `done` is set; returns how often. Every
         second daemon serves before it is killed: otherwise no daemon might
         serve on a busy machine, and a client waits at most 5 s."""
         kills, served = 0, -1

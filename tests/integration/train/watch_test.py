@@ -64,7 +64,7 @@ class Watch(harness.TrainTest):
                     self.assertRegex(err, r"step 1 took .*were expected")
                     self.assertGreater(log[0]["expected_seconds"], 0)
                     # Other work on the machine may slow down a step by at most
-                    # this factor, and a calibration by any.
+                    # this factor, and a calibration by any factor.
                     ratio = min(line["seconds"] / line["expected_seconds"]
                                 for line in log[1:])
                     self.assertLess(ratio, 20)

@@ -101,8 +101,8 @@ TEST(DaemonAdmin, EvictWithKillEndsTheProcess) {
   EXPECT_EQ(rank->Join().signal, 9);
 }
 
-// Guards against killing a process but answering that there was nothing to
-// evict.
+// Guards against a daemon that kills a process and yet answers that there was
+// nothing to evict.
 TEST(DaemonAdmin, EvictWithKillReportsKilledProcessesOfEndedSessions) {
   RunningDaemon daemon;
   const auto rank = Child::Fork([&] {

@@ -90,7 +90,7 @@ TEST(DaemonMetrics, AScrapeReportsPoolsLeasesStepsAndDeaths) {
   }
 }
 
-// A step may take hours. Guards against counters that do not change within it.
+// Guards against counters that stand still for a step, which may take hours.
 TEST(DaemonMetrics, SwapCountersFollowTheUsePagesWithinAStep) {
   RunningDaemon daemon(kHttpOn);
   const std::string address = daemon.ReadyField("http");
@@ -164,8 +164,8 @@ TEST(DaemonMetrics, AScrapeReportsJobStepsBudgetLimitsLinkRatesAndTheProcess) {
   }
 }
 
-// Lines that no user causes have no limit. Guards against counting lines of a
-// user without a cgroup as such lines.
+// Guards against a daemon that treats a user without a cgroup as no user: log
+// lines that no user causes have no limit.
 TEST(DaemonLog, LinesThatAUserCausesAreLimitedAndCounted) {
   RunningDaemon daemon(kHttpOn);
   SLUICE_ASSERT_OK_AND_ASSIGN(RawClient client,

@@ -25,8 +25,8 @@ rlim_t AddressSpaceOf(pid_t pid) {
   return pages * 4096;
 }
 
-// The daemon refuses requests that need more memory. If even a refusal needs
-// too much, the daemon dies, and the next daemon continues.
+// The daemon refuses requests that need more memory. If there is no memory even
+// for a refusal, the daemon dies, and the next daemon continues.
 TEST(OutOfMemory, NewClientsAreRefusedAndAttachedOnesAreKept) {
   if (kThreadSanitizer)
     GTEST_SKIP() << "ThreadSanitizer needs terabytes of address space";
