@@ -37,7 +37,7 @@ SIZED = ("--layers 4 --hidden 2048 --heads 16 --kv-heads 4 --ffn 5632 "
 SMALLER_ROOM = ["--hbm", "12GiB", "--host", "16GiB"]
 LARGER_ROOM = ["--hbm", "16GiB", "--host", "20GiB", "--chunk", "16K"]
 # Length -> (rounds, flags of all methods, flags by method). Only at 16K tokens
-# can everything be kept.
+# can all activations be kept.
 RUNS = {
     "16K tokens": (2, ["--seq-len", "16384", *SMALLER_ROOM],
                    {"keep-all": [], "sluice": []}),

@@ -27,7 +27,7 @@ import check_shape
 # every family. `None` means everywhere.
 FAMILIES = {
     # Only client/torch/backend knows which attention and merge a device has.
-    # The kit launches a merge to see what a GPU may read.
+    # deploy/bundle launches a merge to see which memory a GPU can read.
     "attention": (r"ATen/ops/_\w*(flash|efficient|cudnn|dot_product)\w*att"
                   r"ention\w*\.h$|kernels/ops/(merge|gpu_kernels)\.h$",
                   ["client/torch/backend", "kernels/ops",

@@ -47,7 +47,8 @@ TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--json").split()
 PLAN = "/run/sluice/plan"
 DROP_INS = "/run/systemd/system/sluiced.service.d"
-# These points put nothing into the store. crash_points_test.py covers them.
+# At these points the daemon stores no descriptor. crash_points_test.py covers
+# them.
 OF_RECORDS = ["change-unsaved", "record-begun", "unpublished", "record-saved",
               "checkpoint-saved", "change-saved", "packet-sent", "effects-done"]
 DROP_IN = """\
@@ -137,7 +138,7 @@ class Crashes(Service):
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
-                # MainPID may still be the daemon that was killed before.
+                # MainPID may still be that of the daemon killed before.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     left -= 1

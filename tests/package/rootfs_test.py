@@ -57,8 +57,8 @@ class Check(Service):
         assert "drain: the node is drained by root" in journal, journal
 
     def disturb(self, run_):
-        """Each of these actions ends one daemon, and the run does not notice.
-        """
+        """Each of these actions replaces the daemon, and the run does not
+        notice."""
         folder = self.inside.root + "/run/systemd/system/sluiced.service.d"
         os.makedirs(folder)
         with open(folder + "/watchdog.conf", "w", encoding="ascii") as file:

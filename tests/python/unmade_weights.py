@@ -64,7 +64,7 @@ def fill(model: nn.Module, plain: nn.Module) -> None:
         mine.copy_(its)
 
 
-# name -> (function that makes the model, whether it is sharded first)
+# name -> (function that makes the model, whether sharding precedes stream())
 CASES: dict[str, tuple[Callable[[str], nn.Module], bool]] = {
     "meta, streamed, then sharded": (on_meta, False),
     "meta, sharded, then streamed": (on_meta, True),

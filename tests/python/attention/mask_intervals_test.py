@@ -66,7 +66,7 @@ MASKS = {
 
 
 def anywhere(length):
-    """Returns a padding mask in which any row may be padding."""
+    """Returns a `padding` for find() that lets every row see nothing."""
     return torch.ones(1, length, dtype=torch.bool)
 
 

@@ -52,8 +52,8 @@ def test_copies_without_a_use_are_not_recorded():
     slack = Slack()
     for ticket in range(1000):
         slack.started(ticket, 8, 0.0)
-    slack.asked(3, 1.0)  # dropped long ago
-    slack.asked(5000, 1.0)  # not started before it was needed
+    slack.asked(3, 1.0)  # a copy with a record that was dropped long ago
+    slack.asked(5000, 1.0)  # a copy that was never started
     assert slack.of(8) == UNKNOWN
     assert len(slack._started) < 200
     learn(slack, [1] * 1000, first=2000)
@@ -153,7 +153,7 @@ def test_an_offloads_slack_is_the_compute_time_before_its_memory_is_reused(
     with HostArena(session, in_flight_bytes=1) as arena:
         watched = watch(arena)
         began = time.perf_counter()
-        # Two may be in flight: the third waits for the first.
+        # Two copies may be in flight: the third waits for the first.
         for _ in range(6):
             arena.put(torch.ones(1000))
             time.sleep(0.02)

@@ -110,7 +110,7 @@ def test_blocks_of_the_models_own_heads_are_measured(session, monkeypatch):
     seen.clear()
     chunk_size.measured(None, [Heads(4, 2, 16, 16), Heads(4, 2, 16, 8)],
                         torch.device("cpu"), torch.float32)
-    assert {heads.value_width for heads, _ in seen} == {8}  # only the cheapest
+    assert {heads.value_width for heads, _ in seen} == {8}  # the cheapest heads
     with pytest.raises(ValueError, match="batch = 0: at least one"):
         sluice.stream(tiny(), session=session, chunk="auto", batch=0)
 

@@ -228,7 +228,7 @@ def test_ranks_of_a_job_are_planned_together(daemon, session):
 
 
 class Asked:
-    """A session that records profiles, and sends them with some changes."""
+    """A session that changes profiles before it records and sends them."""
 
     def __init__(self, session, **changes):
         self._session, self._changes = session, changes

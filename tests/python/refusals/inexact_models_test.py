@@ -100,8 +100,8 @@ class AuxiliaryLoss(Mlp):
 
 
 class LossOfManyRows(Mlp):
-    """Adds a loss only for more rows than a chunk has, so that the parameter
-    has no gradient in chunks."""
+    """Adds a loss only for more rows than a chunk has, so that `balance` has no
+    gradient in chunks."""
 
     def __init__(self, inner):
         super().__init__(inner)
