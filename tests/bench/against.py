@@ -87,7 +87,7 @@ class Revision:
 
 def shared(names, revision_targets, revision):
     """Returns the benchmarks of `names` that the revision can build. Prints the
-    benchmarks that the revision cannot build and those that only it has."""
+    benchmarks that the revision cannot build or that only the revision has."""
     kept = [n for n in names
             if set(programs.targets(n)) <= revision_targets]
     for name in names:

@@ -75,7 +75,7 @@ class Comparison:
 
     def __init__(self, bench):
         self.bench = bench
-        self.rounds = []  # (rows before, rows after) of each round
+        self.rounds = []  # (revision's rows, present build's) of each round
 
     def add(self, before, after):
         self.rounds.append((by_name(before), by_name(after)))
@@ -101,8 +101,8 @@ class Comparison:
                                else "faster" if improved(ratios) else "")}
 
     def incomplete(self):
-        """Yields (name, rounds in which the revision wrote the row, rounds in
-        which the present build did) for each row missing in some round."""
+        """Yields (name, number of rounds in which the revision wrote the row,
+        the same for the present build) for each row missing in some round."""
         names = {}
         for sides in self.rounds:
             for side in sides:

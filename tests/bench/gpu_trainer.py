@@ -53,8 +53,8 @@ SMALL_METHODS = {"64K tokens": {"keep-all": [], "recompute": [], "alst": [],
 
 
 def rates(folder, runtime, rounds, flags, methods):
-    """Returns {method: tokens per second of its steps, over all rounds},
-    without the methods that do not fit."""
+    """Returns {method: tokens per second of its counted steps, over all
+    rounds}. The list of a method that does not fit is empty."""
     found = {method: [] for method in methods}
     for _ in range(rounds):
         for method, more in methods.items():

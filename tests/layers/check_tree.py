@@ -9,7 +9,7 @@ top-level and layer folder has a README.md; the top level has no unknown entry.
 check_rooms.py: includes between the rooms of a layer.
 check_shape.py: classes in one source each, no circles of folders.
 check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
-messages and RPCs are in their README's table.
+messages and RPCs are in a README.
 Prints one line per violation and exits 1 if there is any.
 """
 

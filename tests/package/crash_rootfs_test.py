@@ -115,8 +115,8 @@ class Crashes(Service):
             wait_until(self.keeps_nothing, "no extent is kept")
         path = self.inside.root + PLAN
         write_plan(path, plan)
-        # The restart fails if the daemon dies while it starts. The next daemon
-        # serves.
+        # `restart` fails if the daemon dies while it starts, so its status is
+        # ignored. The next daemon serves.
         self.inside.succeeds("systemctl", "restart", "sluiced")
         self.serves()
         name = "-".join(name for name, _ in plan)[:60]

@@ -39,7 +39,8 @@ class Check(Service):
         assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
 
     def looked_at(self):
-        """The doctor finds no problem, and a support bundle lacks nothing."""
+        """The doctor finds no problem, and a support bundle leaves out nothing.
+        """
         answer = json.loads(self.inside.run("sluicectl", "doctor", "--json"))
         found = {f["what"]: f for f in answer["findings"]}
         unwell = [f for f in found.values() if f["health"] != "ok"]

@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Excludes half a million objects of the loaded modules from each
-    gc.collect(), of which there are several per test."""
+    """Excludes half a million objects of the loaded modules from gc.collect(),
+    which runs several times per test."""
     gc.freeze()
     gc.enable()
 

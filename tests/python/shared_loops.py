@@ -58,7 +58,7 @@ def lora(**more):
 
 
 # name -> (function that makes the trainer, whether stream() is called later)
-# TRL's trainer replaces the model's forward, so stream() must come after it.
+# TRL's trainer replaces the model's forward, so stream() must come later.
 CASES = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,

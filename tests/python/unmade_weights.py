@@ -1,6 +1,6 @@
 """The ranks of parallel/unmade_weights_test. A model is streamed and sharded
-before it has weights. Then it gets a plain model's weights and is compared
-with the plain model."""
+before all ranks have its weights. Then it gets a plain model's weights and is
+compared with the plain model."""
 
 from __future__ import annotations
 

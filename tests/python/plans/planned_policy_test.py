@@ -24,7 +24,7 @@ PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down
 
 
 def planned(session, model, steps=4, **options):
-    """Returns the stream after some steps, and each step's run."""
+    """Returns the stream after `steps` steps, and each step's run."""
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan",
                            quiet=True, **options)
     return stream, [run(model, batch()) for _ in range(steps)]

@@ -289,8 +289,8 @@ def test_an_in_place_write_on_its_own_result_is_exact(session):
 
 @pytest.mark.parametrize("kind", [FunctionalDropout, SampledRouting])
 def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
-    """Compares with finite differences along the gradient, with the same
-    draws."""
+    """Compares with finite differences along the gradient, with the same random
+    numbers."""
     model, inputs = with_mlp(kind).double(), batch()
     sluice.stream(model, session=session, chunk=16, check="always")
     state = torch.get_rng_state()

@@ -48,8 +48,8 @@ def streamed(session):
 
 
 def same_after(change, streamed, inputs=None, model=None, **options):
-    """Streams a model, changes it and its copy, and compares a step of both.
-    """
+    """Streams a model, changes the model and a copy, and compares a step of
+    both."""
     model, inputs = model or tiny(), inputs or batch()
     twin = copy.deepcopy(model)
     stream = streamed(model, **options)

@@ -169,8 +169,8 @@ def test_an_adapter_of_a_tied_head_is_exact(session, late):
 
 
 def test_adapters_with_dropout_have_the_gradient_of_their_drawn_masks(session):
-    """Compares with finite differences along the gradient, with the same
-    draws."""
+    """Compares with finite differences along the gradient, with the same random
+    numbers."""
     torch.manual_seed(1)
     model = get_peft_model(tiny().double(), lora(
         lora_dropout=0.3, init_lora_weights=False)).double()
