@@ -5,7 +5,7 @@
 
 Measures seconds per GiB of the daemon's leases (fresh, and leased again), of
 cudaHostAlloc, and of a memfd, with and without huge pages: 1 to 32 threads
-touch its pages, then the same process or a second one registers the memfd.
+touch its pages, then the same process and a second one register the memfd.
 Meanwhile another process runs a loop of small kernels: the loop's longest pause
 shows whether pinning stalls the GPU's other users. `--small`: 64 MiB, on the
 CPU, without pinning.

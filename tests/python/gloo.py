@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import sluice
 
-# Forks, because importing torch and transformers takes longer than most cases.
+# Ranks are forked, because imports take longer than most cases.
 FORK = multiprocessing.get_context("fork")
 
 

@@ -186,7 +186,7 @@ def test_no_deadlines_are_sent_without_a_bandwidth_limit(daemon):
 
 
 def test_the_daemon_learns_which_copies_are_late():
-    """Copies 8 MiB over a link of 10 MB/s, without any compute."""
+    """The test copies 8 MiB over a link of 10 MB/s and computes nothing."""
     daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
                            link_bytes_per_second=10e6)
     try:

@@ -132,8 +132,8 @@ def test_an_interrupt_in_the_first_lease_loses_no_memory(session):
         if line[0] in OWN:
             interrupted(use, line, 1)
     gc.collect()
-    with HostArena(session) as arena:  # all memory can be leased
-        arena.put(torch.empty(HOST_BYTES, dtype=torch.int8))
+    with HostArena(session) as arena:
+        arena.put(torch.empty(HOST_BYTES, dtype=torch.int8))  # leases it all
 
 
 def interrupt_steps(session, files, apart):

@@ -65,8 +65,8 @@ class Positions(Mlp):
 
 
 class LatePositions(Mlp):
-    """Scales rows, as Llama 4 scales queries, from a row on that the probe
-    does not have."""
+    """Scales rows, as Llama 4 scales queries. The factor changes at row 89, and
+    the probe has fewer rows."""
 
     def after(self, y, x):
         rows = torch.arange(0, x.shape[1], device=x.device)
