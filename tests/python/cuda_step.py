@@ -615,7 +615,7 @@ def no_kernel(session: sluice.Session) -> None:
         try:
             stream = sluice.stream(model, session=session, quiet=True,
                                    kernel=kernel)
-            assert said == "have 4"  # only 4-byte elements are refused later
+            assert said == "have 4"  # stream() itself refuses a width of 136
             run(model, on(GPU, batch()))
         except sluice.Unsupported as refused:
             assert str(refused).startswith(f"kernel {kernel}: "), refused

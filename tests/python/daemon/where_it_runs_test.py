@@ -135,7 +135,7 @@ def test_limits_are_found_in_a_containers_cgroup_mount(tmp_path):
            "memory/step/memory.limit_in_bytes": 64 * MIB})
     assert available_bytes(root) == 64 * MIB
     (tmp_path / "sys/fs/cgroup/memory/step/memory.limit_in_bytes").unlink()
-    # The limit of a group above the mount.
+    # Now the limit of the group above the mount applies.
     assert available_bytes(root) == 96 * MIB
 
 
