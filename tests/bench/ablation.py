@@ -5,8 +5,9 @@
 
 A Llama of 32 layers trains on two simulated GPUs. Host memory is four times
 the HBM that the model's states leave free. `sluice-train --probe` finds the
-longest sequence of each way, which is then run for a whole step. Then the two
-ways of each of PAIRS take turns at the longest sequence of the second way.
+longest sequence of each way, and the way then trains a whole step on it. Then
+the two ways of each pair in PAIRS take turns at the longest length of the
+second way.
 `recompute` and `alst` are the baselines. MEMO's ways: everything swapped,
 everything recomputed, one half swapped and the other recomputed, or fractions
 by a linear program. FPDT's way: attention of all chunks is recomputed from the

@@ -1,10 +1,10 @@
 """./dev bench --against REV: compares the present build with the build of REV.
 
 REV is unpacked and built under build/against/, with the preset and compiler
-cache of build/release, which is only read. The programs of the two builds take
-turns, and their order changes in each round, so that a drift of the machine's
-speed favours neither. A benchmark with a row that looks slower is run for
-another `rounds` rounds and judged by all of its rounds.
+cache of build/release. That folder is only read. The programs of the two builds
+take turns, and the order changes in each round, so that a drift of the
+machine's speed favours neither. A benchmark with a row that looks slower is run
+for another `rounds` rounds and judged by all of its rounds.
 """
 
 import json
@@ -87,7 +87,7 @@ class Revision:
 
 def shared(names, revision_targets, revision):
     """Returns the benchmarks of `names` that the revision can build. Prints the
-    benchmarks that the revision cannot build and those that only it has."""
+    benchmarks that the revision cannot build or that only the revision has."""
     kept = [n for n in names
             if set(programs.targets(n)) <= revision_targets]
     for name in names:
@@ -118,8 +118,9 @@ def measure(comparison, sides, numbers, log):
 
 
 def alternate(names, sides, rounds, comparisons, log):
-    """Measures `names` in turns and fills `comparisons`, which keeps finished
-    rounds if an interrupt comes. Returns the benchmarks that failed."""
+    """Measures each benchmark with both builds in turns and appends it to
+    `comparisons`, which keep the finished rounds after Ctrl-C. Returns the
+    benchmarks that failed."""
     failed = []
     for name in names:
         comparison = compare.Comparison(name)

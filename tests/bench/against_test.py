@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""`./dev bench --against` alternates the two builds, repeats rows that look
-slower, and reports the result."""
+"""`./dev bench --against` alternates the two builds, repeats a benchmark with a
+row that looks slower, and reports the result."""
 
 import contextlib
 import io
@@ -25,7 +25,7 @@ class Turns(unittest.TestCase):
 
     def alternate(self, seconds, rounds=3):
         """Returns (the sides in the order they ran, the comparisons, the
-        failed benchmarks, stderr). `seconds`: {side: value of its row}."""
+        failed benchmarks, stderr). `seconds`: {side: value or exception}."""
         order, comparisons = [], []
 
         def run(folder, name, output):

@@ -9,12 +9,12 @@
 namespace sluice::bench {
 
 // A child process that answers each request at once: a lease with a grant of no
-// extents, a free with "freed". Load on it measures what sockets, processes and
-// the machine take without a daemon's work.
+// extents, a free with "freed". Its latency is the time that sockets, processes
+// and the machine take without a daemon's work.
 class Answerer {
  public:
   explicit Answerer(int sessions);
-  // Returns the caller's end of each session.
+  // Returns the caller's socket of each session.
   std::vector<int> sockets() const;
 
  private:

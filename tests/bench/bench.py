@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the benchmarks and prints one table: bench.py --bin DIR [NAME…].
 
-With --against REV the build of REV is measured as well, in turns, and each row
+With --against REV the builds of REV and of this tree take turns, and each row
 is judged (against.py). programs.py says what a benchmark is.
 """
 
@@ -90,7 +90,7 @@ def parse_arguments():
     if arguments.rounds < 1:
         raise programs.Usage(f"--rounds {arguments.rounds}: must be at least "
                              "1; 7 tell a regression from noise")
-    # Checks that the file can be written before anything is measured.
+    # Before anything is measured, checks that the file can be written.
     if arguments.json:
         with open(arguments.json, "w", encoding="utf-8"):
             pass

@@ -7,7 +7,8 @@ better. Each round measures both trees and gives one ratio per row.
 
 import math
 
-# A row has regressed if it exceeds both limits, which needs several bad rounds.
+# A row has regressed if the median and the lower quartile of its ratios both
+# exceed their limits.
 MEDIAN_LIMIT = 1.05
 LOWER_QUARTILE_LIMIT = 1.02
 # Values up to this count as zero: a solver's tolerance has no meaningful ratio.
@@ -58,8 +59,7 @@ def improved(ratios):
 
 
 def by_name(entries):
-    """Returns {name: entry}; a second row of the same name becomes "NAME (2)".
-    """
+    """Returns {name: entry}; a name's second row is called "NAME (2)"."""
     rows = {}
     for entry in entries:
         name, count = entry["name"], 1
@@ -75,7 +75,7 @@ class Comparison:
 
     def __init__(self, bench):
         self.bench = bench
-        self.rounds = []  # (rows before, rows after) of each round
+        self.rounds = []  # (revision's rows, present build's) of each round
 
     def add(self, before, after):
         self.rounds.append((by_name(before), by_name(after)))
@@ -101,8 +101,8 @@ class Comparison:
                                else "faster" if improved(ratios) else "")}
 
     def incomplete(self):
-        """Yields (name, number of the revision's rounds with this row, number
-        of the present build's) for each row that a round of a side lacks."""
+        """Yields (name, number of rounds in which the revision wrote the row,
+        the same for the present build) for each row missing in some round."""
         names = {}
         for sides in self.rounds:
             for side in sides:

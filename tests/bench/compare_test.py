@@ -13,8 +13,7 @@ def entry(name, value, better="lower"):
 
 
 def compared(*rounds, better="lower"):
-    """Returns the row of the comparison; rounds: its (before, after) values.
-    """
+    """Returns the comparison's row; `rounds` are pairs (before, after)."""
     comparison = compare.Comparison("x")
     for before, after in rounds:
         comparison.add([entry("row", before, better)],

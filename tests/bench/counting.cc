@@ -1,7 +1,7 @@
-// Counts the bytes that torch's CPU allocator returns. On a machine without a
-// GPU they stand for the device memory that torch.cuda.max_memory_allocated
+// Counts the bytes in use of torch's CPU allocator. On a machine without a GPU
+// these bytes stand for the device memory that torch.cuda.max_memory_allocated
 // counts. length.py compiles this file against the installed torch. libsluice's
-// leases and other allocations from the system do not pass through this
+// leases and other allocations from the system do not pass through torch's
 // allocator.
 
 #include <c10/core/Allocator.h>
@@ -70,6 +70,5 @@ void CountFromNow() {
 int64_t UsedBytes() { return used_bytes.load(); }
 int64_t PeakBytes() { return peak_bytes.load(); }
 
-// Sets the peak to the bytes in use now.
 void ResetPeak() { peak_bytes.store(used_bytes.load()); }
 }

@@ -1,4 +1,4 @@
-"""Counts the bytes that torch's CPU allocator has handed out, as
+"""Counts the bytes in use of torch's CPU allocator, as
 `torch.cuda.memory_allocated` does for a GPU. See counting.cc."""
 
 import ctypes

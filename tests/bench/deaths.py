@@ -24,7 +24,7 @@ CASES = ["kill_9_of_a_rank_ends_the_other",
          "a_sticky_error_of_the_driver_ends_the_run_with_its_name"]
 WAYS = {"kill -9 of rank 0", "kill -9 of rank 1", "a lost GPU",
         "a sticky error"}
-ROUNDS = 3  # the longest of these rounds is reported
+ROUNDS = 3  # the longest time of these rounds is reported
 TARGET_S = 5
 LINE = re.compile(r"^(?P<way>.+): ended (?P<s>[0-9.]+) s after the last step$",
                   re.M)

@@ -19,7 +19,7 @@ def arguments(doc):
 
 
 class Results:
-    """The entries of a benchmark. Its file is valid JSON after each entry."""
+    """A benchmark's entries. Each `add` leaves valid JSON in file `path`."""
 
     def __init__(self, path, small=False):
         self._path, self._entries = path, []

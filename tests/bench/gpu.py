@@ -3,12 +3,12 @@
 
     gpu.py --bin DIR --json FILE [--call N] [--dry-run]
 
-A call takes at most five minutes. The first call has the most important
-figures. Each step is a process with its own time limit. A step is left out if
-the call has less time left than the step is expected to take. The file is
-written after each step. A step that fails or is left out is a row with the
-reason and without a value. `--dry-run` takes every step with tiny sizes: Python
-on the CPU, the trainer on the installed libcuda.so.1.
+`--call N` takes only the steps of call N, in at most five minutes. Call 1 has
+the most important figures. Each step is a process with its own time limit. A
+step is left out if its call has less time left than the step is expected to
+take. FILE is written after each step. A step that fails or is left out is a row
+with the reason and without a value. `--dry-run` takes every step with tiny
+sizes: Python on the CPU, the trainer on the installed libcuda.so.1.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import programs
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 CALL_S = 290.0
-# Variables that load tests/fake_cuda.
+# Environment variables that load tests/fake_cuda.
 OF_FAKES = ("LD_PRELOAD", "LD_LIBRARY_PATH")
 
 

@@ -4,11 +4,11 @@
     gpu_host.py --bin DIR --json FILE [--small]
 
 Measures seconds per GiB of the daemon's leases (fresh, and leased again), of
-cudaHostAlloc, and of a memfd with pages that 1 to 32 threads touch before it
-is registered, with and without huge pages, in the process that made it and in
-a second one. Meanwhile another process runs a loop of small kernels: its
-longest pause shows whether pinning stalls the GPU's other users. `--small`: 64
-MiB, on the CPU, without pinning.
+cudaHostAlloc, and of a memfd, with and without huge pages: 1 to 32 threads
+touch its pages, then the same process and a second one register the memfd.
+Meanwhile another process runs a loop of small kernels: the loop's longest pause
+shows whether pinning stalls the GPU's other users. `--small`: 64 MiB, on the
+CPU, without pinning.
 """
 
 import concurrent.futures
@@ -36,7 +36,8 @@ def has_gpu():
 
 
 def registered(buffer, size):
-    """Pins `size` bytes at `buffer`; does nothing without a GPU."""
+    """Pins `size` bytes at `buffer`; the returned context manager unpins them.
+    Does nothing without a GPU."""
     if not has_gpu():
         return contextlib.nullcontext()
     runtime, address = torch.cuda.cudart(), ctypes.addressof(buffer)
@@ -84,8 +85,8 @@ def of_memfd(size, threads, huge):
 
 
 def register(fd, size):
-    """Registers the memory that another process touched, and prints the
-    seconds. Runs in the second process of `of_memfd`."""
+    """Registers the memfd `fd` and prints how many seconds this takes. Runs in
+    the second process of `of_memfd`; the first has touched the pages."""
     memory = mmap.mmap(fd, size)
     buffer = (ctypes.c_char * size).from_buffer(memory)
     if has_gpu():

@@ -60,7 +60,7 @@ WAYS = ("plain", "checkpointing", "checkpointing, cuDNN",
         "checkpointing, cuDNN, pinned inputs")
 GIB = 1 << 30
 LONGEST_STEP = 32768
-LONGEST_S = 60.0  # time limit of each way
+LONGEST_S = 60.0  # after this time a way's search tries no further length
 
 
 class Offload:
@@ -105,8 +105,7 @@ class Offload:
 
 
 def text(count):
-    """Returns `count` bytes of torch's Python sources as token ids [1, count].
-    """
+    """Returns token ids [1, count]: bytes of torch's Python sources."""
     have = b""
     for path in sorted(pathlib.Path(torch.__file__).parent.rglob("*.py")):
         have += path.read_bytes()
@@ -145,8 +144,9 @@ def peak():
 
 @contextlib.contextmanager
 def by(way, tokens, **fields):
-    """Yields (a model set up for `way`, a context manager for its forward).
-    Hooks on saved tensors must not see the recomputed forward in backward."""
+    """Yields (a model set up for `way`, a function that makes a context for
+    the model's forward). Backward runs outside of this context, because hooks
+    on saved tensors must not see recomputed tensors."""
     clean()
     model = made(tokens)
     with contextlib.ExitStack() as stack:

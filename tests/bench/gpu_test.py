@@ -24,15 +24,14 @@ class Gpu(unittest.TestCase):
         self.folder = folder.name
 
     def dry_run(self, *words, fakes="gpus=1,host_numa=0,pageable=0,cublas=1"):
-        """Returns (exit status, {row: value}, reasons of rows without a value).
-        """
+        """Returns (exit status, {row: value}, reasons of missing values)."""
         out = os.path.join(self.folder, "out.json")
         ended = subprocess.run(
             [sys.executable, os.path.join(HERE, "bench.py"), "--bin", BIN,
              "gpu", "--dry-run", "--json", out, *words], check=False,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "LD_LIBRARY_PATH": FAKES, "OMP_NUM_THREADS": "1",
-                 # A small workspace, so that leases may be small.
+                 # A small workspace of cuBLAS, so that leases may be small.
                  "CUBLAS_WORKSPACE_CONFIG": ":1024:1",
                  "LD_PRELOAD": os.path.join(FAKES, "libcudart.so.13"),
                  "SLUICE_FAKE_CUDA": f"{fakes},node={self.folder}"})

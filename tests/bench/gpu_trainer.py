@@ -37,7 +37,7 @@ SIZED = ("--layers 4 --hidden 2048 --heads 16 --kv-heads 4 --ffn 5632 "
 SMALLER_ROOM = ["--hbm", "12GiB", "--host", "16GiB"]
 LARGER_ROOM = ["--hbm", "16GiB", "--host", "20GiB", "--chunk", "16K"]
 # Length -> (rounds, flags of all methods, flags by method). Only at 16K tokens
-# can everything be kept.
+# can all activations be kept.
 RUNS = {
     "16K tokens": (2, ["--seq-len", "16384", *SMALLER_ROOM],
                    {"keep-all": [], "sluice": []}),
@@ -53,8 +53,8 @@ SMALL_METHODS = {"64K tokens": {"keep-all": [], "recompute": [], "alst": [],
 
 
 def rates(folder, runtime, rounds, flags, methods):
-    """Returns {method: tokens per second of its steps, over all rounds},
-    without the methods that do not fit."""
+    """Returns {method: tokens per second of its counted steps, over all
+    rounds}. The list of a method that does not fit is empty."""
     found = {method: [] for method in methods}
     for _ in range(rounds):
         for method, more in methods.items():

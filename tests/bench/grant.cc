@@ -1,5 +1,5 @@
 // Measures the fast path of a grant: 8 rank processes, each with its own
-// session and pages, take grants at once while the daemon refills their limits.
+// session and pages, take grants together, and the daemon raises their limits.
 // Measures also the time that grants add to queued copies
 // (client/copy/granted_ahead.h).
 #include <fmt/format.h>
@@ -34,7 +34,7 @@ constexpr Bytes kCopy = KiB(4);
 // Memory that the ranks share.
 struct Shared {
   std::atomic<int> ready;
-  uint32_t nanoseconds[kRanks][kCalls];  // per call, with the clock reads
+  uint32_t nanoseconds[kRanks][kCalls];  // of each call and its clock reads
   uint64_t waited[kRanks];               // number of calls that waited
 };
 
@@ -78,7 +78,7 @@ double ClockCost() {
 }
 
 constexpr int kQueued = 64;
-constexpr Bytes kQueuedCopy = KiB(64);  // also the slice of a large copy
+constexpr Bytes kQueuedCopy = KiB(64);  // also the size of a copy's slices
 constexpr double kLinkSpeed = 1e9;      // a queued copy takes 66 us
 constexpr int kRounds = 25;
 
@@ -117,7 +117,7 @@ class Link {
            (1e-9 * static_cast<double>(Now() - begin));
   }
 
-  // Returns the microseconds per copy if `kQueued` copies are enqueued at once.
+  // Returns the microseconds per copy of `kQueued` copies enqueued together.
   double Time(client::CopyEngine& engine) {
     const int64_t begin = Now();
     for (int i = 0; i < kQueued; ++i) {
@@ -158,7 +158,7 @@ Entry MeasureAdded() {
   OpenGate open;
   Link link;
   const auto granted = link.Start(&open.gate);
-  // As in a training step, the engine reports how soon it needs each copy.
+  // As in a training step, the engine knows how soon each copy is needed.
   granted->KnowSlack({{"", absl::Milliseconds(1)}});
   const auto free = link.Start(nullptr);
   std::vector<double> added;
@@ -203,7 +203,7 @@ Entry MeasureShare() {
 std::vector<Entry> Measure() {
   const Entry added = MeasureAdded();
   const Entry share = MeasureShare();
-  // The links have no limit, so the path is measured without waiting.
+  // The links have no limit, so no grant has to wait.
   const RunningDaemon daemon(R"(
 [sim]
 gpus = 8

@@ -1,4 +1,4 @@
-"""Runs benchmarks of the Python package again in the environment of
+"""Restarts a benchmark of the Python package in the environment of
 deploy/setup/venv.txt, which has torch and transformers."""
 
 import importlib.util
@@ -27,7 +27,7 @@ def main(doc, entries_of):
 
 def enter():
     """Unless this process already runs in the environment that has torch, runs
-    the command there and exits with its status."""
+    the same command there and exits with that command's status."""
     if _INSIDE not in os.environ:
         sys.exit(_again(sys.argv[sys.argv.index("--bin") + 1]))
 

@@ -17,7 +17,7 @@ import sys
 import figures
 
 PIN_MS_PER_GIB = 250
-PAUSE_S = 10  # between runs
+PAUSE_S = 10  # client_big_leases_test waits this long between runs
 LEASES = {  # name in the test's output -> limit in ms
     "64 GiB, the first time": 64 * PIN_MS_PER_GIB * 1.1,
     "a neighbour's, beside": 350,

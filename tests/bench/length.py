@@ -16,14 +16,14 @@ import time
 import in_venv
 
 DEVICE_BYTES = 64 << 20
-# Set-up -> (two lengths for its slope, step in tokens of the search at its
-# limit).
+# Set-up -> (two lengths that give its bytes per token, step of its search in
+# tokens).
 SEARCHED = {
     "checkpointed": ((1024, 1536), 32),
     "checkpointed_chunked_loss": ((2048, 3072), 64),
     "alst": ((4096, 6144), 64),
 }
-# Lengths for the slope of `streamed`; a search at its limit would take minutes.
+# `streamed` is extrapolated from these lengths; a search would take minutes.
 STREAMED = (4096, 8192)
 TARGETS = {"checkpointed": 16, "checkpointed_chunked_loss": 6, "alst": 4}
 NAMES = {"checkpointed": "checkpointing",

@@ -3,7 +3,7 @@ ways to train one Llama on long sequences.
 
 A set-up is a context manager that yields a function, which runs forward and
 backward on ids [1, S]. Offloaded tensors lie in memory that torch's allocator
-does not count (`mmap`), as host memory is not counted as a GPU's.
+does not count (`mmap`), because a GPU's counter leaves out host memory.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ def checkpointed(model):
 
 @contextlib.contextmanager
 def checkpointed_chunked_loss(model):
-    """Uses the same checkpointing, and computes head and loss by chunks of
-    rows."""
+    """Uses transformers' own checkpointing, and computes head and loss by
+    chunks of rows."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     yield lambda ids: chunked_loss(
         model, model.model(input_ids=ids)[0], ids).backward()
@@ -46,8 +46,8 @@ def checkpointed_chunked_loss(model):
 
 @contextlib.contextmanager
 def alst(model):
-    """Works as Arctic Long Sequence Training does on one GPU: checkpoints in
-    host memory, MLP and loss by tiles of rows."""
+    """Works as Arctic Long Sequence Training does on one GPU: stores layers'
+    inputs in host memory, and computes MLP and loss by tiles of rows."""
     for layer in model.model.layers:
         layer.mlp.forward = Again(_Tiled, layer.mlp)
         layer.forward = Again(_Offloaded, layer)
@@ -83,8 +83,8 @@ def chunked_loss(model, hidden, ids):
 
 
 class Again:
-    """Computes a module's forward again in backward, and adds the gradients of
-    its parameters to those they already have."""
+    """Makes backward compute a module's forward again, and add the parameters'
+    gradients to those that the parameters already have."""
 
     def __init__(self, function, module):
         self._function, self._own = function, module.forward

@@ -12,9 +12,9 @@ DOES_NOT_FIT = 3  # sluice-train's exit status
 
 @contextlib.contextmanager
 def daemon(folder, config):
-    """Starts sluiced of the programs in `folder` with the configuration text
-    `config` and yields its runtime directory. Ends the benchmark with the
-    daemon's last line if it does not start."""
+    """Starts the sluiced of `folder` with the configuration text `config` and
+    yields the daemon's runtime directory. If the daemon does not start, ends
+    the benchmark with the last line of the daemon's log."""
     with tempfile.TemporaryDirectory() as runtime:
         path = os.path.join(runtime, "sluiced.toml")
         with open(path, "w", encoding="utf-8") as file:

@@ -16,13 +16,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr Bytes kPiece = MiB(1);
-// Above all ids that RawClient itself used.
+// Larger than every request id that RawClient itself has used.
 constexpr uint64_t kFirstId = uint64_t{1} << 32;
 
 struct Client {
   int fd;
   int gpu;
-  std::deque<Clock::time_point> due;  // the front is in progress
+  std::deque<Clock::time_point> due;  // of pairs; the first is in progress
   uint64_t next_id = kFirstId;
 };
 
@@ -47,8 +47,8 @@ void SendFree(Client& client, uint64_t lease) {
   Send(client, request);
 }
 
-// Receives a packet; after a grant, sends the free. Returns whether a pair
-// ended.
+// Receives a packet. After a grant, requests to free the lease. Returns whether
+// a pair ended.
 bool Answered(Client& client) {
   auto message = wire::Receive(client.fd);
   SLUICE_CHECK_OK(message.status());
@@ -87,7 +87,7 @@ std::vector<double> PairMillis(const OpenLoop& load,
       if (client.due.size() == 1) SendLease(client);
     }
     std::array<epoll_event, 64> ready;
-    // Polls without sleeping: the gap is shorter than the error of a sleep.
+    // Polls without sleeping, because pairs fall due faster than a sleep ends.
     const int count = epoll_wait(epoll.get(), ready.data(), ready.size(), 0);
     for (int i = 0; i < count; ++i) {
       Client& client = clients[ready[i].data.u64];

@@ -1,6 +1,6 @@
-// Open-loop load on a daemon: pairs of a lease and its free fall due at a
-// steady rate, whether or not the daemon keeps up. Each pair is timed from its
-// due time, so a daemon that falls behind shows in every pair that had to wait.
+// Open-loop load on a daemon: pairs of requests, `lease` and `free`, fall due
+// at a steady rate, whether or not the daemon keeps up. Each pair is timed from
+// its due time, so the times grow if the daemon falls behind.
 #pragma once
 
 #include <vector>
@@ -13,10 +13,10 @@ struct OpenLoop {
   int pairs = 1000;
 };
 
-// Returns the milliseconds of each pair, without the first tenth, which warms
-// up. `sockets` are sessions that have exchanged Hello. A session runs one pair
-// at a time. A pair that falls due during another one waits, and the wait
-// counts. A wrong answer ends the process.
+// Returns the milliseconds of each pair, without the first tenth of the pairs,
+// which warm up. `sockets` are sessions that have exchanged Hello. A session
+// runs one pair at a time. A pair that falls due during another of its session
+// waits, and the wait counts. A wrong answer ends the process.
 std::vector<double> PairMillis(const OpenLoop& load,
                                const std::vector<int>& sockets);
 

@@ -19,8 +19,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 KNOWN = ["ipc", "grant", "ablation", "attention", "bandwidth", "deaths", "fits",
          "gpu", "leases", "length", "loss", "methods", "overlap", "planner",
          "python", "service", "settings", "states", "train", "upgrade"]
-# Not run by default: few machines have a GPU, and an ablation takes over an
-# hour.
+# Leaves out `gpu`, because few machines have a GPU, and `ablation`, which takes
+# over an hour.
 DEFAULT = [name for name in KNOWN if name not in ("gpu", "ablation")]
 # Compared with another build only if they are named: they take too long for
 # two builds in turns, use the same package for both builds, are judged by a
@@ -126,8 +126,8 @@ def end_group(process):
 
 
 def run(folder, name, output, *flags):
-    """Returns the entries that benchmark `name` wrote; its printed output goes
-    to the file `output`."""
+    """Runs benchmark `name` and returns the entries that it writes. What it
+    prints goes to the file `output`."""
     with tempfile.NamedTemporaryFile(suffix=".json") as out:
         status = finish([*command(folder, name), *flags, "--json", out.name],
                         stdout=output, stderr=output)

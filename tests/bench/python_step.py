@@ -29,7 +29,7 @@ SHAPE = dict(vocab_size=VOCAB, hidden_size=256, intermediate_size=688,
              num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=1 << 20,
              use_cache=False)
-# Limit as a multiple of the plain model's CPU seconds.
+# Tokens -> limit, as a multiple of the plain model's CPU seconds.
 TARGETS = {2048: 1.30, 4096: 1.15}
 # Least tokens/s of models that fit, as a multiple of the plain model's.
 FITS_TARGET = 0.98
@@ -49,7 +49,8 @@ PARTS = {
               "select", "narrow", "split", "split_with_sizes", "as_strided",
               "expand", "unsqueeze", "squeeze", "detach", "alias"},
 }
-# Steps of two runs. Their difference excludes the start and the first step.
+# Steps of two runs. The difference of the runs' CPU seconds excludes the start
+# and the first step.
 STEPS = 3, 9
 TRAINER_ROUNDS = 5
 

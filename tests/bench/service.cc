@@ -1,7 +1,8 @@
 // The daemon under load: 64 sessions lease and free in an open loop, with and
-// without a keeper that stores all of the daemon's state. Measures also a lease
-// while the ranks of all GPUs are killed, the wait of two users that take turns
-// with a whole GPU, and the time from a daemon's death to the next reply.
+// without a keeper that stores all of the daemon's state. Measures also how
+// long a lease takes while the ranks of all GPUs are killed, the wait of two
+// users that take turns with a whole GPU, and the time from a daemon's death to
+// the next daemon's reply.
 #include <fmt/format.h>
 #include <poll.h>
 #include <signal.h>
@@ -37,9 +38,9 @@ constexpr int kGpus = 8;
 constexpr int kRounds = 5;  // of the open loop
 constexpr OpenLoop kLoad = {
     .sessions = 64, .pairs_per_second = 10'000, .pairs = 40'000};
-// The rate of a check is lower: a machine that cannot serve the full rate on
+// With --check the rate is lower: a machine that cannot serve the full rate on
 // one core falls behind without limit, so no target would hold. A daemon that
-// needs four times as long for a pair still fails at this rate.
+// needs more than 0.4 ms for a pair still fails at this rate.
 constexpr OpenLoop kCheckedLoad = {
     .sessions = 64, .pairs_per_second = 2'500, .pairs = 5'000};
 constexpr int kKills = 25;  // rounds that kill the ranks of all GPUs
@@ -55,7 +56,7 @@ constexpr Bytes kTurnsGpu = GiB(8);
 constexpr int kTurns = 60, kCheckedTurns = 20;
 // After this time the quota allows the extents of one more lease.
 constexpr absl::Duration kTurnsGap = absl::Milliseconds(150);
-// The daemon destroys, makes and stores each of the 128 extents: 0.2 ms each.
+// In ms, for the daemon to destroy, make and store 128 extents.
 constexpr double kTurnsLimit = 25;
 constexpr char kTurnsNode[] = R"(
 [sim]
@@ -86,7 +87,7 @@ void PinApart(int core) {
   SLUICE_CHECK(testing::PinThisProcess(core % cores));
 }
 
-// Opens a session of user `user`, or of this process's own user if it is 0.
+// Opens a session of user `user`, or of this process's own user if `user` is 0.
 RawClient Attach(const std::string& socket, const std::string& job, int gpu,
                  uid_t user = 0) {
   // The kernel records the user at the time of connect.
@@ -106,7 +107,7 @@ std::string Each(const std::vector<double>& values) {
   return text;
 }
 
-// Waits until the keeper has a child other than `not_this`; returns its pid.
+// Waits until the keeper has a child other than `not_this`; returns that pid.
 pid_t DaemonOf(const RunningDaemon& kept, pid_t not_this) {
   const pid_t keeper = kept.pid();
   const std::string path =
@@ -135,8 +136,8 @@ std::vector<int> SocketsOf(const std::vector<RawClient>& clients) {
   return sockets;
 }
 
-// Returns the p99 of a pair without a daemon: the least that any daemon could
-// reach on this machine at this time.
+// Returns the p99 time of a pair in ms if an Answerer stands for the daemon. No
+// daemon could be faster on this machine at this time.
 double P99OfNothing(const OpenLoop& load) {
   PinApart(0);
   const Answerer answerer(load.sessions);
@@ -231,7 +232,7 @@ Entry TurnsOfTwoUsers() {
                   Quantile(millis, 0.5))};
 }
 
-// Starts a rank on each GPU, which holds most of its memory until it is killed.
+// Starts a rank per GPU. Each rank holds most of its GPU's memory until killed.
 std::vector<std::unique_ptr<Child>> HoldAllGpus(const RunningDaemon& daemon,
                                                 int round) {
   std::vector<std::unique_ptr<Child>> ranks;
@@ -304,7 +305,7 @@ std::vector<Entry> RepliesAfterKills() {
   const auto lease = client.Lease(wire::Lease::GPU, kTakenOver);
   SLUICE_CHECK_OK(lease.status());
   std::mt19937 random(1);
-  // The gaps are so long that the keeper does not delay the restart.
+  // Kills are so far apart that the keeper does not delay a restart.
   std::uniform_int_distribution<int> phase(2'100'000, 2'400'000);
   std::vector<double> millis;
   pid_t killed = 0;

@@ -6,8 +6,8 @@
 Each shape is trained once with every chunk x prefetch x backward order of a
 grid. The fastest settings and the trainer's own choice then take turns on the
 same daemon, link and memory, because single runs do not tell the fastest from
-the luckiest. The value is the least median of the grid's settings over the
-median of the trainer's choice: at 0.9 the trainer's choice is 11 % slower.
+the luckiest. The value is the median step time of the grid's best settings
+divided by that of the trainer's choice: at 0.9 this choice is 11 % slower.
 """
 
 import argparse
@@ -48,9 +48,9 @@ SHAPES = {
     "large vocabulary, little host memory": (
         0, [*HEADS, "--seq-len", "4096", "--vocab", "8192", "--hbm", "80MiB",
             "--host", "32MiB", "--arch", "gpt"]),
-    # No --host: each rank uses its NUMA node's memory. The grid uses all of
-    # that memory and only one prefetch depth, because the whole grid takes an
-    # hour.
+    # Without --host, each rank uses its NUMA node's memory. The grid gives
+    # --host the memory of all NUMA nodes, and tries one prefetch depth only,
+    # because all depths would take an hour.
     "two GPUs, two NUMA nodes": (
         2e8, [*HEADS, "--seq-len", "8192", "--ranks", "2", "--hbm", "24MiB"],
         2, 2),
@@ -95,7 +95,7 @@ def text_of(runtime):
 
 
 def train(folder, runtime, flags, steps=STEPS):
-    """Returns (seconds of a step, the settings it ran with), or None if the
+    """Returns (median seconds of a step, the run's settings), or None if the
     run does not fit."""
     run = node.train(folder, runtime, flags, steps, text_of(runtime))
     if run is None:

@@ -8,9 +8,9 @@ states take 0.8 of a step's compute time there and back. With states in host
 memory a GPU has less HBM than all states take.
 
 The states pass through a ring of buffers in HBM. Each direction copies for 0.4
-of the compute time. Copies run under forward, which takes 0.25 of that time,
-and as far as the ring has room, under backward. With a tiny ring 0.4 - 0.25 =
-0.15 stays visible, so the limit is 1.15. The step copies nothing else, because
+of the compute time. Copies run during forward, which takes 0.25 of that time,
+and as far as the ring has room, during backward. With a tiny ring 0.4 - 0.25 =
+0.15 is not hidden, so the limit is 1.15. The step copies nothing else, because
 its activations are kept in HBM.
 
 The simulator copies by memcpy, which takes CPU time; a GPU's copies take no
@@ -26,7 +26,7 @@ import figures
 import node
 
 MIB = 1 << 20
-TARGET = 1.15  # limit as a multiple of a step with states in HBM
+TARGET = 1.15  # limit as a multiple of the time with states in HBM
 COPIES = 0.8  # time of the states' copies as a fraction of a step's compute
 ROUNDS, STEPS = 3, 4  # the first step of a run touches the memory
 KEPT = ("q", "k", "v", "attention_output", "lse", "layer_input",
@@ -66,8 +66,8 @@ def config(gpus, speed):
 
 
 def steps(folder, runtime, gpus, where):
-    """Returns what all steps but the first logged: seconds, and bytes of rank
-    0."""
+    """Returns what all steps but the first logged: seconds, and the bytes that
+    rank 0 copied."""
     ran, _ = node.train(
         folder, runtime,
         [*MODEL, "--ranks", str(gpus), "--optimizer-states", where, "--hbm",

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 
-STEPS = 6  # the median of all but the first, which touches the memory
+STEPS = 6  # of a run; the first touches the memory and is not counted
 SHAPE = ["--arch", "llama", "--layers", "2", "--hidden", "128", "--heads", "4",
          "--ffn", "344", "--vocab", "256", "--seq-len", "2048", "--threads",
          "1", "--lr", "0.001", "--hbm", "256MiB", "--host", "1GiB",

@@ -20,7 +20,7 @@ from service import Service
 from training_run import Run, is_as_undisturbed
 
 ROUNDS = 5
-# About the duration of an upgrade.
+# An upgrade takes about this time.
 UPGRADE_S = 2.5
 
 

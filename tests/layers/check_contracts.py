@@ -1,7 +1,7 @@
-"""Rules for what other processes and people see: metrics, the columns and keys
-of `sluicectl status`, messages, and RPCs.
+"""Rules for what other processes and people see: metrics, columns of `sluicectl
+status`, keys of the snapshot, protocol messages and RPCs.
 
-Each of them is in a table of its folder's README.md, and each RPC is called.
+Each must be in a README.md, and each RPC must have a caller.
 """
 
 import re
@@ -56,8 +56,8 @@ def columns_of(render):
 
 
 def check_columns(render, readme):
-    """Every column of `sluicectl status`, `jobs` and `budget` is in a row of
-    the README for its table, and a table exists for every row."""
+    """Every column of the tables of `sluicectl status`, `jobs` and `budget` is
+    in a row of the README. A row has only columns of one table."""
     rows = [re.findall(r"`([A-Z/ ]+)`", line.split("|")[1])
             for line in readme.splitlines() if line.startswith("| `")]
     tables = list(columns_of(render))
@@ -99,8 +99,8 @@ def check_messages(session_proto, readme):
     for name in messages_of(session_proto):
         if name not in told:
             yield f"{MESSAGES}: the message {name} is in no table"
-        # The first word of its cell is what a row describes. If two rows
-        # describe a message, one of them is outdated.
+        # A row describes the first `word` of its second cell. If two rows
+        # describe one message, one of the rows is outdated.
         rows = re.findall(rf"^\| (?:rank|daemon)[^|]*\|[^|`]*`{name}`",
                           readme, re.M)
         if len(rows) > 1:

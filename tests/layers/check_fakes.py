@@ -107,7 +107,7 @@ def in_part(tests, readme, sources):
 
 
 def of_training(name, labels):
-    # Another form of a test is covered if the test itself is.
+    # The poisoned or whole form of a test is covered if the test itself is.
     if name.endswith(("_poisoned", "_whole")):
         return False
     return bool(LABELS & set(labels)) or (

@@ -14,7 +14,7 @@ ROOMS = {
     "client/copy": [],
     "client/session": ["client/copy"],
     "client/torch/memory": [],
-    # The exceptions and the precompiled header that other rooms need.
+    # Has the C++ exceptions and the precompiled header that other rooms need.
     "client/torch": ["client/torch/memory"],
     "client/torch/ranks": ["client/torch"],
     "client/torch/backend": ["client/torch", "client/torch/memory"],
@@ -28,17 +28,17 @@ ROOMS = {
     "client/torch/run": ["client/torch", "client/torch/memory",
                          "client/torch/ranks", "client/torch/backend",
                          "client/torch/math", "client/torch/stream", "client/torch/baseline"],
-    # A client's identity, and which GPUs the client may use.
+    # Finds a client's identity, and which GPUs the client may use.
     "daemon/service/identity": [],
     "daemon/service/log": [],
-    # The event loop, the other threads, and their scheduling priorities.
+    # Has the event loop and the other threads, with scheduling priorities.
     "daemon/service/threads": [],
     "client/train/watch": [],
     "client/train/launch": ["client/train/watch"],
     "client/train/data": ["client/train/launch"],
-    # Weights in one flat buffer, and AdamW that updates them.
+    # Has the weights in one flat buffer, and AdamW, which updates the weights.
     "client/train/optimizer": [],
-    # One micro-batch by each method, and the tensors of a rank.
+    # Computes one micro-batch by each method, and has the tensors of a rank.
     "client/train/step": ["client/train/launch", "client/train/optimizer",
                           "client/train/watch"],
     "client/train/checkpoint": ["client/train/launch",

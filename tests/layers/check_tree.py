@@ -9,7 +9,7 @@ top-level and layer folder has a README.md; the top level has no unknown entry.
 check_rooms.py: includes between the rooms of a layer.
 check_shape.py: classes in one source each, no circles of folders.
 check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
-messages and RPCs are in their README's table.
+messages and RPCs are in a README.
 Prints one line per violation and exits 1 if there is any.
 """
 
@@ -27,7 +27,7 @@ import check_shape
 # every family. `None` means everywhere.
 FAMILIES = {
     # Only client/torch/backend knows which attention and merge a device has.
-    # The kit launches a merge to see what a GPU may read.
+    # deploy/bundle launches a merge to see which memory a GPU can read.
     "attention": (r"ATen/ops/_\w*(flash|efficient|cudnn|dot_product)\w*att"
                   r"ention\w*\.h$|kernels/ops/(merge|gpu_kernels)\.h$",
                   ["client/torch/backend", "kernels/ops",

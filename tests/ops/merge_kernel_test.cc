@@ -71,8 +71,8 @@ TEST_F(MergeKernelOnGpu, ResultAgreesWithTheCpus) {
     for (const int64_t dim : {20, 64, 128}) {
       const MergeShape shape = Contiguous(rows, 3, dim);
       Side a = RandomSide(shape, 10, 1), b = RandomSide(shape, 10, 2);
-      a.lse[0] = b.lse[1] = -kInf;  // row 0 has no keys in a, row 1 none in b
-      a.lse[2] = b.lse[2] = -kInf;  // row 2 has no keys in either
+      a.lse[0] = b.lse[1] = -kInf;  // entry 0 has no keys in a, 1 none in b
+      a.lse[2] = b.lse[2] = -kInf;  // entry 2 has no keys in either
       const Side gpu = Merged(shape, a, b.o, b.lse);
       MergeAttention(shape, a.o.data(), a.lse.data(), b.o.data(), b.lse.data());
       ExpectSame(gpu, a);

@@ -65,7 +65,7 @@ TEST(MergeAttention, ANanOfPositiveWeightReachesTheResult) {
 }
 
 TEST(MergeAttention, ManyBlocksGiveTheSoftmaxOverAllKeys) {
-  // 64 keys in 8 blocks of 8. The values are the scores themselves.
+  // 64 keys in 8 blocks of 8. The value of each key is its score.
   std::mt19937 random(5);
   std::normal_distribution<float> normal(0, 20);
   double top = 0, bottom = 0;

@@ -34,8 +34,8 @@ class OnGpu : public ::testing::Test {
     kernels_ = std::make_unique<Kernels>(*kernels);
   }
 
-  // Appends `values` to the image of the GPU's memory. Returns their address
-  // there.
+  // Appends `values` to the image of the GPU's memory. Returns the values'
+  // address on the GPU.
   template <typename T>
   T* Lay(const std::vector<T>& values) {
     const size_t at = laid_.size() + kGuard;
@@ -96,7 +96,7 @@ class OnGpu : public ::testing::Test {
   std::unique_ptr<device::Driver> driver_;
   std::unique_ptr<device::Mapped> memory_;
   std::unique_ptr<Kernels> kernels_;
-  // The GPU's memory from its start: before and after the launch.
+  // Content of the memory on the GPU before and after the launch.
   device::Content laid_, now_;
 };
 

@@ -21,7 +21,7 @@ T Narrow(float x) {
   }
 }
 
-// The rounding error of a result in T, relative to the largest result.
+// Allowed rounding error of a result in T, relative to the largest result.
 template <typename T>
 constexpr float kRounding = sizeof(T) == sizeof(float) ? 3e-6f : 4e-3f;
 

@@ -61,7 +61,7 @@ TYPED_TEST(TokenMath, RmsNormMatchesTheFormula) {
   }
 }
 
-// Covers one to three gradients, and a residual in the place of the result.
+// Covers one to three gradients, and a residual in the result's buffer.
 TYPED_TEST(TokenMath, RmsNormBackwardMatchesTheDerivative) {
   using T = TypeParam;
   for (const int64_t width : {1, 20, 300}) {

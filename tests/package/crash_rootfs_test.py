@@ -47,7 +47,8 @@ TRAIN = ("--layers 2 --hidden 64 --heads 4 --kv-heads 2 --ffn 96 --chunk 64 "
          "--json").split()
 PLAN = "/run/sluice/plan"
 DROP_INS = "/run/systemd/system/sluiced.service.d"
-# These points put nothing into the store. crash_points_test.py covers them.
+# At these points the daemon stores no descriptor. crash_points_test.py covers
+# them.
 OF_RECORDS = ["change-unsaved", "record-begun", "unpublished", "record-saved",
               "checkpoint-saved", "change-saved", "packet-sent", "effects-done"]
 DROP_IN = """\
@@ -114,8 +115,8 @@ class Crashes(Service):
             wait_until(self.keeps_nothing, "no extent is kept")
         path = self.inside.root + PLAN
         write_plan(path, plan)
-        # The restart fails if the daemon dies while it starts. The next daemon
-        # serves.
+        # `restart` fails if the daemon dies while it starts, so its status is
+        # ignored. The next daemon serves.
         self.inside.succeeds("systemctl", "restart", "sluiced")
         self.serves()
         name = "-".join(name for name, _ in plan)[:60]
@@ -137,7 +138,7 @@ class Crashes(Service):
                 self.serves()
             time.sleep(moments.uniform(0.01, 0.4))
             if pid := int(self.inside.show("MainPID")):
-                # MainPID may still be the daemon that was killed before.
+                # MainPID may still be that of the daemon killed before.
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
                     left -= 1

@@ -22,7 +22,7 @@ import booted
 import rootfs
 from installed import PACKED, run
 
-# Release and whether its glibc is new enough for the packages (2.35).
+# Release, and whether its glibc is at least 2.35, which the packages need.
 RELEASES = (("bullseye", False), ("trixie", True))
 WHEEL_PROGRAMS = "sluice/bin"
 DESK = ("plan", "train", "--model", "llama-8b", "--hardware", "h100-80g",

@@ -42,7 +42,7 @@ class Session(native_session.Session):
         process = os.pidfd_open(daemon)
         start = time.monotonic()
         os.kill(daemon, signal.SIGKILL)
-        # Returns when the killed process has ended.
+        # Waits until the killed process has ended.
         select.select([process], [], [])
         region = self.lease(ASKED)
         seconds = time.monotonic() - start
@@ -52,7 +52,7 @@ class Session(native_session.Session):
 
 
 def measured(service):
-    """Returns the milliseconds of all kills, sorted."""
+    """Returns the milliseconds to the reply after each kill, sorted."""
     service.inside.run("systemctl", "stop", "sluiced")  # empties the store
     service.configure(CONFIG)
     service.inside.run("systemctl", "start", "sluiced")

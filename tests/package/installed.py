@@ -5,7 +5,7 @@ import os
 import subprocess
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# What `./dev package` packs; the phase "build for packages" builds it.
+# The build that `./dev package` packs; phase "build for packages" makes it.
 PACKED = os.path.normpath(HERE + "/../../build/wheel")
 
 

@@ -22,7 +22,7 @@ import manifests
 from cloudcoil.models.prometheus_operator import v1 as operator
 from manifests import BUILD, container, documents, of_kind
 
-VERSIONS = "1.29", "1.37"  # the oldest and the newest that are tried
+VERSIONS = "1.29", "1.37"  # oldest and newest Kubernetes that are tried
 OTHERS = "monitoring.coreos.com/v1", "kustomize.config.k8s.io/v1beta1"
 IMAGES = (("node.yaml", "containers"), ("daemon.yaml", "initContainers"),
           ("daemon.yaml", "containers"))
@@ -82,7 +82,7 @@ class Manifests(unittest.TestCase):
         [whole] = manifests.documents("../prometheus/alerts.yaml")
         self.assertEqual(of_kind("alerts.yaml", "PrometheusRule")["spec"],
                          whole)
-        # Rules select up{job="sluice"}, which is the Service's name.
+        # The rules select the job "sluice", which is the Service's name.
         self.assertEqual(of_kind("monitor.yaml", "Service")["metadata"]["name"],
                          "sluice")
 
@@ -164,8 +164,8 @@ class OnANode(unittest.TestCase):
         self.node.wait_until_it_serves()
 
     def image(self, sluiced):
-        """Makes a folder with the contents of the image's /usr/bin; its daemon
-        is the build's program `sluiced`."""
+        """Makes a folder with the contents of the image's /usr/bin, in which
+        the daemon is the build's program named by `sluiced`."""
         folder = f"{self.node.folder}/image-of-{sluiced}"
         os.makedirs(folder)
         shutil.copy(f"{BUILD}/bin/{sluiced}", folder + "/sluiced")

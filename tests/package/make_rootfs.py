@@ -3,7 +3,7 @@
 FOLDER
 
 FOLDER gets the packages of BUILD, a next version of the daemon's package, and
-a Debian with the packages on which these depend (booted.py).
+a Debian with the packages on which BUILD's packages depend (booted.py).
 """
 
 import os

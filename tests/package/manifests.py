@@ -32,7 +32,7 @@ def of_kind(name, kind):
 
 
 def container(name, of="containers"):
-    """Returns the only container of the DaemonSet in that file."""
+    """Returns the only container of the DaemonSet in the file `name`."""
     [found] = of_kind(name, "DaemonSet")["spec"]["template"]["spec"][of]
     return found
 
@@ -63,8 +63,7 @@ class Node:
             file.write(toml)
 
     def crash_at(self, point):
-        """Makes the keeper's daemon, a crashing-sluiced, die once at `point`.
-        """
+        """Makes the keeper's daemon (crashing-sluiced) die once at `point`."""
         with open(self.folder + "/plan", "w", encoding="ascii") as file:
             file.write(point + " 1\n")
 
@@ -119,8 +118,8 @@ class Node:
         return self.keeper.wait(PATIENCE_S)
 
     def ranks(self, steps=5):
-        """Starts the example job's launcher, which ends with the job. Its
-        output goes to the file `said`."""
+        """Starts the example job's launcher, which ends with the job. The
+        launcher's output goes to the file `said`."""
         job = of_kind("job.yaml", "Job")["spec"]["template"]["spec"]
         [ranks] = job["containers"]
         script = of_kind("job.yaml", "ConfigMap")["data"]["train.py"]

@@ -80,8 +80,8 @@ class Postinst(unittest.TestCase):
         self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
 
     def test_an_upgrade_runs_in_separate_steps(self):
-        """Sleeps separate dpkg's work, the checks before the restart and the
-        restart, unless no job can be running."""
+        """The script sleeps after dpkg's work, and again after the checks
+        before the restart, unless no job can be running."""
         calls = self.upgrade("one", "another").splitlines()
         [first, second] = [i for i, call in enumerate(calls)
                            if call.startswith("sleep ")]

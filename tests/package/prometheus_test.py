@@ -49,8 +49,7 @@ PLANNED = ["--seq-len", "444", "--steps", "3", "--job", "plans"]
 
 
 def free_port():
-    """Returns a port that the kernel does not assign to sockets automatically.
-    """
+    """Returns a free port outside of the kernel's range of automatic ports."""
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", random.randint(15000, 30000)))
@@ -205,8 +204,8 @@ class Scraped(unittest.TestCase):
             time.sleep(0.5)
 
     def solve_a_plan(self):
-        """Solves a plan between two scrapes: without an increase of the count
-        a quantile of its rate is undefined."""
+        """Solves a plan between two scrapes: without an increase of the count,
+        a quantile of the count's rate is undefined."""
         self.assertTrue(self.soon(lambda: self.ask(
             "query", query="sluice_plan_seconds_count > 0")["result"]))
         self.start(BUILD + "/bin/sluice-train", "train", *TRAIN, *PLANNED,

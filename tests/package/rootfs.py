@@ -1,6 +1,6 @@
-"""A separate Debian to install packages into. mmdebstrap makes it, and its
-systemd boots in namespaces and a chroot. The Debian's /run and /tmp are private
-to its mount namespace."""
+"""A separate Debian to install packages into. mmdebstrap makes the Debian, and
+the Debian's systemd boots in namespaces and a chroot. /run and /tmp of the
+Debian are private to its mount namespace."""
 
 import glob
 import os
@@ -22,8 +22,8 @@ DEVICES = ["null", "zero", "full", "random", "urandom", "tty"]
 
 
 def sources():
-    """Returns this machine's package sources of Debian. The new root lacks the
-    keys of other sources."""
+    """Returns apt's files that name Debian as a source on this machine. The new
+    root lacks the keys of other sources."""
     found = []
     for path in glob.glob("/etc/apt/sources.list.d/*.sources") + [
             "/etc/apt/sources.list"]:
@@ -67,8 +67,8 @@ def make(root, packages, options, release=None):
 
 
 def add_libraries(root, program):
-    """Copies the shared libraries of a program of the build that `root` lacks,
-    because packages link them statically."""
+    """Copies into `root` the shared libraries that `program`, of this build,
+    needs and `root` lacks. Packaged programs link them statically."""
     for library in re.findall(r"=> (/\S+)", run("ldd", program)):
         if not os.path.exists(root + library):
             os.makedirs(os.path.dirname(root + library), exist_ok=True)

@@ -39,7 +39,8 @@ class Check(Service):
         assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
 
     def looked_at(self):
-        """The doctor finds no problem, and a support bundle lacks nothing."""
+        """The doctor finds no problem, and a support bundle leaves out nothing.
+        """
         answer = json.loads(self.inside.run("sluicectl", "doctor", "--json"))
         found = {f["what"]: f for f in answer["findings"]}
         unwell = [f for f in found.values() if f["health"] != "ok"]
@@ -57,8 +58,8 @@ class Check(Service):
         assert "drain: the node is drained by root" in journal, journal
 
     def disturb(self, run_):
-        """Each of these actions ends one daemon, and the run does not notice.
-        """
+        """Each of these actions replaces the daemon, and the run does not
+        notice."""
         folder = self.inside.root + "/run/systemd/system/sluiced.service.d"
         os.makedirs(folder)
         with open(folder + "/watchdog.conf", "w", encoding="ascii") as file:

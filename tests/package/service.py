@@ -49,8 +49,7 @@ class Service:
         return self.serves()
 
     def configure(self, more):
-        """Writes the shipped configuration plus `more`, for the next daemon.
-        """
+        """Writes the next daemon's configuration: shipped plus `more`."""
         with open(self.inside.root + CONFIG, "w", encoding="ascii") as file:
             file.write(self.shipped + more)
 

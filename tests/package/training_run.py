@@ -24,10 +24,10 @@ def steps_in(log):
 
 def comes_first(words, **options):
     """Starts a training run with the highest CPU priority. On a machine with
-    two cores its two ranks keep both busy, and an upgrade would slow them down;
-    a node has other cores for an upgrade. The kernel first shares the cores
-    between sessions (sched(7), autogroup), so `nice` alone has effect only
-    within the run's own session."""
+    two cores the run's two ranks keep both cores busy, and an upgrade would
+    slow the ranks down; a node has other cores for an upgrade. The kernel first
+    shares the cores between sessions (sched(7), autogroup), so `nice` alone has
+    effect only within the run's own session."""
     process = subprocess.Popen(["nice", "-n", "-20", *words],
                                start_new_session=True, **options)
     group = f"/proc/{process.pid}/autogroup"

@@ -100,7 +100,7 @@ def another_job(loop: Loop, socket: str) -> Iterator[None]:
 
 class Other:
     """A job of one rank in its own process. It reports the longest steps on the
-    node (Slow), so the daemon gives it host memory of the first job."""
+    node (Slow), so the daemon gives this job host memory of the first job."""
 
     def __init__(self, socket: str):
         self._end = FORK.Event()

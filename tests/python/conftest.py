@@ -33,8 +33,8 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """Excludes half a million objects of the loaded modules from each
-    gc.collect(), of which there are several per test."""
+    """Excludes half a million objects of the loaded modules from gc.collect(),
+    which runs several times per test."""
     gc.freeze()
     gc.enable()
 
@@ -43,7 +43,7 @@ def pytest_collection_finish():
 def no_daemon_of_the_users():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.delenv("SLUICE_SOCKET", raising=False)
-        # A user daemon that a test starts ends with its last session.
+        # A user daemon that a test starts ends with the daemon's last session.
         monkeypatch.setenv("SLUICE_DAEMON_IDLE_S", "0")
         yield
 
@@ -63,7 +63,7 @@ def private_daemon():
 
 @pytest.fixture
 def daemon():
-    """A daemon of one test, which may kill it."""
+    """A daemon of one test. The test may kill the daemon."""
     with private_daemon() as daemon:
         yield daemon
 

@@ -104,10 +104,10 @@ def waits(session: sluice.Session, gpu: torch.device) -> None:
 
 
 def failing(session: sluice.Session, gpu: torch.device, how: str) -> None:
-    """Rank 1 raises an error, if `how` is "raised", or else is killed: in a
-    layer of the second step or, if `how` is "left", before that step while rank
-    0 waits in the user's own collective. Rank 0 must raise PeerFailed within 5
-    s."""
+    """Rank 1 fails in a layer of the second step or, if `how` is "left", before
+    that step, while rank 0 waits in the user's own collective. Rank 1 raises an
+    error if `how` is "raised"; otherwise it is killed. Rank 0 must raise
+    PeerFailed within 5 s."""
     model, inputs = tiny("qwen3").to(gpu), on(gpu, batch(length=LENGTH))
     when, armed = pathlib.Path(sys.argv[2], "failed"), False
 

@@ -259,7 +259,7 @@ def ahead(session: sluice.Session) -> None:
     print("driver calls per chunk and step", {
         name: (driver(name.encode()) - calls) / many
         for name, calls in zip(names, before, strict=True)})
-    # In forward, and in the replay of backward.
+    # Both in forward and in the replay of backward.
     assert max(found[:many]) >= 4 and max(found[many:]) >= 4, found
     stream.unstream()
 
@@ -307,7 +307,7 @@ def deadlines(session: sluice.Session) -> None:
             issued = time.perf_counter() - began
             assert [driver(name) for name in names] == before
             end.synchronize()
-            # One wait serves both copies, because `chunk` arrives first.
+            # One wait serves both copies, because `other` arrives last.
             [waited] = waiting
             computed.append(own[0].elapsed_time(own[1]) / 1e3)
             at_most.append((start.elapsed_time(end)
@@ -615,7 +615,7 @@ def no_kernel(session: sluice.Session) -> None:
         try:
             stream = sluice.stream(model, session=session, quiet=True,
                                    kernel=kernel)
-            assert said == "have 4"  # only 4-byte elements are refused later
+            assert said == "have 4"  # stream() itself refuses a width of 136
             run(model, on(GPU, batch()))
         except sluice.Unsupported as refused:
             assert str(refused).startswith(f"kernel {kernel}: "), refused

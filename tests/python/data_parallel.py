@@ -127,7 +127,7 @@ CASES = {
         "llama", {}, ddp(static_graph=True), 2),
 }
 
-# Run only with SLUICE_DEEP=1, because other cases execute the same branches.
+# Cases that run only with SLUICE_DEEP=1. Others execute the same branches.
 ONLY_DEEP = {
     "fsdp2, head as a unit", "fsdp2, head as a unit, log-probabilities",
     "frozen embedding and layer", "fsdp2, decoder as a unit",

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 import sluice
 
-# Forks, because importing torch and transformers takes longer than most cases.
+# Ranks are forked, because imports take longer than most cases.
 FORK = multiprocessing.get_context("fork")
 
 
@@ -35,9 +35,9 @@ def run_ranks(world: int, work: Callable[..., None], *args: Any) -> NoReturn:
 
 
 def _forked(work: Callable[..., None], *args: Any) -> None:
-    # The first thread that uses torch's thread pool creates it in the child.
-    # If two autograd threads did so at once, they would fail ("Invalid thread
-    # pool!").
+    # The first thread that uses torch's thread pool creates it in the child. If
+    # two autograd threads did so at the same time, they would fail ("Invalid
+    # thread pool!"), so this thread creates it.
     torch.set_num_threads(1)
     work(*args)
 

@@ -36,7 +36,7 @@ def other_heads(session, group) -> None:
 
 def dropout_in_heads(session, group) -> None:
     """All ranks draw the same dropout in the head, although their seeds
-    differ. They have the same loss, and the average of their gradients is the
+    differ. All have the same loss, and the average of their gradients is the
     gradient of that loss."""
     model = tiny_with("TokenClassification", dropout=0.3).double()
     sluice.stream(model, session=session, chunk=16, group=group, quiet=True)

@@ -79,7 +79,7 @@ def refused_models(session, group) -> None:
 
 def forward_put_over(session, group) -> None:
     """A forward that replaces the model's after stream() is refused if it calls
-    the decoder itself, because it expects all rows."""
+    the decoder itself, because such a forward expects all rows."""
     model = tiny()
     sluice.stream(model, session=session, chunk=CHUNK, group=group,
                   quiet=True)
@@ -105,8 +105,8 @@ def refused_calls(session, group) -> None:
 
 def one_rank_fails(session, group) -> None:
     """The rank that fails in forward or backward raises its own exception. The
-    other ranks soon raise an Error that names it. Forward and backward are
-    tried on separate groups."""
+    other ranks soon raise an Error that names this rank. Forward and backward
+    are tried on separate groups."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     for direction in ("forward", "backward"):
         apart = dist.new_group(list(range(size)))

@@ -20,8 +20,8 @@ import sluice
 
 STEPS = 10 if DEEP else 5
 # accelerate deals batches of 2 rows to the two ranks before same_rows() joins
-# them. 12 rows, or 8 rows of 64 tokens if packed, are equally many batches for
-# each rank. Otherwise accelerate would give some rows to both ranks.
+# the batches. 12 rows, or 8 rows of 64 tokens if packed, give both ranks the
+# same number of batches. Otherwise accelerate would give some rows to both.
 LENGTHS = (30, 41, 22, 61, 60, 33, 40, 24, 62, 63, 35, 29)
 
 
@@ -57,8 +57,8 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (function that makes the trainer, whether stream() is called after it)
-# TRL's trainer replaces the model's forward, so stream() must come after it.
+# name -> (function that makes the trainer, whether stream() is called later)
+# TRL's trainer replaces the model's forward, so stream() must come later.
 CASES = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,

@@ -1,6 +1,6 @@
 """The ranks of parallel/unmade_weights_test. A model is streamed and sharded
-before it has weights. Then it gets a plain model's weights and is compared
-with the plain model."""
+before all ranks have its weights. Then it gets a plain model's weights and is
+compared with the plain model."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def fill(model: nn.Module, plain: nn.Module) -> None:
         mine.copy_(its)
 
 
-# name -> (function that makes the model, whether it is sharded first)
+# name -> (function that makes the model, whether sharding precedes stream())
 CASES: dict[str, tuple[Callable[[str], nn.Module], bool]] = {
     "meta, streamed, then sharded": (on_meta, False),
     "meta, sharded, then streamed": (on_meta, True),

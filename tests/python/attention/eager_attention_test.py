@@ -113,8 +113,7 @@ def times_seen(self, q, k, v, mask):
 
 
 def product_beside(self, q, k, v, mask):
-    """A product with as many columns as a chunk has rows is not taken for
-    scores."""
+    """Adds a product with as many columns as a chunk has rows."""
     b, h, c, d = q.shape
     square = torch.linspace(-1, 1, d * 16).view(d, 16)
     v = v + torch.matmul(v, square.expand(b, h, d, 16)).relu().sum(
@@ -230,7 +229,7 @@ def by_einsum(self, q, k, v, mask):
 
 
 def from_the_middle(self, q, k, v, mask):
-    """Reads a part of the buffer that does not belong to the first rows."""
+    """Reads the buffer from row 5 on, in place of row 0."""
     c = q.shape[-2]
     s = torch.where(self.seen[:, :, 5:5 + c, :c], scaled(q, k),
                     torch.tensor(-1e9))
@@ -367,8 +366,8 @@ def test_layers_with_an_unsupported_mask_of_the_model_run_whole(session, made,
 # --- products that only look like scores -------------------------------------
 
 class Experts(nn.Module):
-    """Experts as wide as a chunk is long, so that x times their weights is [E,
-    c, c]."""
+    """E experts as wide as a chunk has rows (c), so that x times their weights
+    is [E, c, c]."""
 
     def __init__(self, form):
         super().__init__()

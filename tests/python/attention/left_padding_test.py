@@ -1,5 +1,5 @@
-"""Batches that are padded on the left, or on both sides: rows that see no key
-change no loss and no gradient."""
+"""Batches that are padded on the left, the right or both sides: rows that see
+no key change no loss and no gradient."""
 
 from __future__ import annotations
 

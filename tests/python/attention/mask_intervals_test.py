@@ -66,7 +66,7 @@ MASKS = {
 
 
 def anywhere(length):
-    """Returns a padding mask in which any row may be padding."""
+    """Returns a `padding` for find() that lets every row see nothing."""
     return torch.ones(1, length, dtype=torch.bool)
 
 
@@ -107,7 +107,7 @@ def test_pieces_show_what_the_mask_shows(monkeypatch, name, chunk, least):
 
 
 def through(window, rows, keys):
-    """Returns what a window shows of a rectangle, [1, rows, keys]."""
+    """Returns the pairs that a window shows in a block, [1, rows, keys]."""
     return window.seen(range(rows), range(keys), keys - rows, CPU)[:, 0]
 
 
@@ -186,7 +186,7 @@ def test_a_mask_without_one_interval_per_row_is_refused(function):
 
 
 def test_a_future_key_in_a_large_mask_is_refused():
-    """The mask is too large for every place to be checked."""
+    """The mask is too large for a check of every pair."""
     length = 600
     assert length ** 2 > masks.EVERYWHERE
     with pytest.raises(Unsupported, match="attention mask.*interval"):

@@ -142,7 +142,7 @@ def test_a_causal_block_is_the_same_in_strips(count):
         torch.testing.assert_close(gradient, wanted)
 
 
-# Room in fp64 values: from less than one row to more than all rows.
+# Number of fp64 scores that fit: from less than a row's to more than all rows'.
 @pytest.mark.parametrize("room", [1, 40, 300, 2000, 5000, 1 << 20])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("mask", ["full", "causal", "window", "behind", "blind",
@@ -162,7 +162,6 @@ def test_whole_scores_are_the_same_in_strips(monkeypatch, room, softcap, mask):
         "each its own": (None, (key <= at) & (key >= at - 3) & (at != 4)),
     }[mask]
     if told is None:
-        # A different mask for each batch row.
         seen = torch.stack([seen, key <= at])
         told = between(seen)
     torch.manual_seed(0)
@@ -213,7 +212,7 @@ def test_memory_does_not_depend_on_the_chunk(monkeypatch, softcap):
         peak = counter.peak_bytes - before
         return found, peak - sum(t.nbytes for t in found)
 
-    for rows in (512, 2048):  # all scores would take 4 and 64 MiB
+    for rows in (512, 2048):  # all scores would take 8 and 128 MiB
         q, k, v = inputs(2, 8, 4, rows, torch.float32)
         found, forward = most(blocks.forward, q, k, v)
         _, backward = most(blocks.backward, torch.ones_like(found[0]), q, k, v,

@@ -35,14 +35,14 @@ def table_of(length: int, base: float = 10_000.0) -> tuple:
 
 
 class Tables(nn.Module):
-    """Replaces a model's rotary embedding; returns a table of all rows."""
+    """Replaces a model's rotary embedding; returns a table of all positions."""
 
     def forward(self, x, position_ids):
         return table_of(int(position_ids.max()) + 1)
 
 
 class Indexing(Wrapper):
-    """Wraps a layer and indexes the table that it is given."""
+    """Wraps a layer and indexes the table that the layer is given."""
 
     def forward(self, hidden_states, attention_mask=None, position_ids=None,
                 position_embeddings=None, **rest):
@@ -119,7 +119,7 @@ def test_layers_that_index_a_table_run_whole(session, model):
 
 
 class Viewing(Wrapper):
-    """Gets the number of its rows as `seq_len`, here not a table's length."""
+    """Gets the number of its rows, not a table's length, as `seq_len`."""
 
     def forward(self, x, seq_len=None):
         return self.inner(x.view(-1, seq_len, x.shape[-1]))

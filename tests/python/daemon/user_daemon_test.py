@@ -41,7 +41,7 @@ TELLS = """
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The folder for the daemon of a user that has none yet. Checks at the end
+    """The folder for this user's daemon, before there is one. Checks at the end
     that no daemon is left."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

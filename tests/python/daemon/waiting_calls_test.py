@@ -13,7 +13,7 @@ def no_threads_left(thread):
     raise RuntimeError("can't start new thread")
 
 
-# If such a call counted as running, close() would leave the session open.
+# If the failed call counted as running, close() would leave the session open.
 def test_a_session_closes_if_no_thread_can_be_started(monkeypatch):
     closed = []
     calls = Calls(closed.append)

@@ -67,7 +67,7 @@ def test_a_daemon_starts_where_only_its_user_is_mapped(map_to):
 def test_a_daemon_starts_where_proc_shows_only_processes():
     ran = run_in(*in_mounts("mount -t proc -o subset=pid proc /proc"),
                  needs="root")
-    assert ran.stdout == "True\n", ran.stderr  # torch misses /proc/cpuinfo
+    assert ran.stdout == "True\n", ran.stderr  # torch warns: no /proc/cpuinfo
 
 
 REFUSES_PIDFDS = """
@@ -135,7 +135,7 @@ def test_limits_are_found_in_a_containers_cgroup_mount(tmp_path):
            "memory/step/memory.limit_in_bytes": 64 * MIB})
     assert available_bytes(root) == 64 * MIB
     (tmp_path / "sys/fs/cgroup/memory/step/memory.limit_in_bytes").unlink()
-    # The limit of a group above the mount.
+    # Now the limit of the group above the mount applies.
     assert available_bytes(root) == 96 * MIB
 
 
@@ -188,8 +188,8 @@ def elf_hash(name):
 
 
 def needing(path, old, new, made):
-    """Makes a copy of a program or library that needs another version of a
-    system library."""
+    """Makes a copy of a program or library. The copy needs version `new` of a
+    system library, in place of `old`."""
     data = pathlib.Path(path).read_bytes()
     assert data.count(old) == 1 and data.count(elf_hash(old)) == 1
     made.write_bytes(data.replace(old, new).replace(elf_hash(old),

@@ -51,8 +51,8 @@ def scaled():
 
 
 def gradients(model, change):
-    """Returns the loss and gradients of one step; calls change(the MLP's
-    Scaled) for each layer before the backward."""
+    """Returns the loss and gradients of one step; calls `change` with each
+    layer's MLP, a Scaled, before the backward."""
     model.zero_grad()
     loss = model(**batch()).loss
     for layer in model.model.layers:
@@ -429,8 +429,8 @@ def on_parameters(*more):
 
 
 def test_adapters_on_parameters_are_exact(session):
-    """Runs two forwards, a generation and both backwards; then trains
-    everything."""
+    """Runs two forwards, a generation and one backward of both losses, then the
+    same with all parameters trained."""
     def steps(model):
         model.zero_grad()
         first, second = (model(**batch(seed=seed)).loss for seed in (1, 2))

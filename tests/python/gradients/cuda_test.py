@@ -1,6 +1,6 @@
-"""Tests streamed steps on torch's CUDA device, on the fake driver. Its race
-detector (tests/fake_cuda) finds each removed wait. This proves nothing about a
-real GPU."""
+"""Tests streamed steps on torch's CUDA device, on the fake driver. The driver's
+race detector (tests/fake_cuda) finds each removed wait. This proves nothing
+about a real GPU."""
 
 from __future__ import annotations
 

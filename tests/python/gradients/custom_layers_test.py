@@ -1,5 +1,5 @@
-"""The user's own decoder layers, without transformers, are exact or refused.
-With a sample, stream() refuses them. Without a sample, the first call does."""
+"""The user's own decoder layers, without transformers, are exact or refused:
+with a sample by stream(), without a sample by the first call."""
 
 from __future__ import annotations
 

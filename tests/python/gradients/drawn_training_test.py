@@ -17,10 +17,10 @@ FIRST, COUNT = map(int, os.environ.get("SLUICE_DRAWS", "0:12").split(":"))
 
 def test_drawn_training_equals_the_plain_models():
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about hooks that run per chunk
+        warnings.simplefilter("ignore")  # the stream warns about hooks
         report = draws.run_all(range(FIRST, FIRST + COUNT))
     assert not report.failures, "\n".join(report.failures)
-    # A stream that refused every draw would pass otherwise.
+    # Otherwise a stream that refused every draw would pass.
     assert report.compared > 3 * report.refused, (report, report.said)
 
 

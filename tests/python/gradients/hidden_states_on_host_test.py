@@ -99,7 +99,7 @@ def test_host_bytes_follow_the_formula(session):
 
 
 class Largest(TorchDispatchMode):
-    """Records the largest storage that torch computes while it is active."""
+    """While active, records the largest storage that torch computes."""
 
     def __init__(self):
         super().__init__()
@@ -116,8 +116,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("hidden,rows", [("host", 0.55), ("device", 1.0)])
 def test_no_tensor_exceeds_the_limit(session, hidden, rows):
-    """The limit is `rows` of the hidden states' bytes. For "host" it is a bit
-    more than mask detection allocates: 33 keys a row in int64."""
+    """The limit is `rows` times the hidden states' bytes. For "host" the limit
+    is a bit more than mask detection allocates: 33 int64 keys per row."""
     model, tokens = tiny(hidden_size=128, head_dim=8), 256
     sluice.stream(model, session=session, chunk=16, hidden=hidden)
     inputs = batch(1, tokens)
@@ -143,7 +143,7 @@ def test_rotary_embeddings_may_remember_lengths(session, hidden):
 
 
 def losses(model, lengths):
-    """Runs several forwards and one backward of their sum."""
+    """Runs several forwards and one backward of the sum of their losses."""
     model.zero_grad()
     loss = sum(model(**batch(length=n, seed=n)).loss for n in lengths)
     loss.backward()
@@ -229,7 +229,7 @@ def test_a_custom_loss_has_the_models_gradients(session, hidden):
 def test_an_exception_frees_all_host_bytes(session, hidden, where, at):
     model, inputs, calls = tiny(), batch(), []
     if where == "model.embed_tokens" and hidden == "device":
-        at = min(at, 4)  # one call embeds up to four chunks, so there are 4
+        at = min(at, 4)  # a call embeds up to 4 chunks, so there are 4 calls
 
     def fail(*_):
         calls.append(1)

@@ -155,9 +155,9 @@ def test_plain_layers_take_no_more_than_hbm(session, attention):
 
 
 def test_the_number_of_plain_layers_follows_the_length(session):
-    """A step with more tokens than any before is streamed. The bytes that
-    layers keep are known per length, so a longer step has fewer plain layers.
-    """
+    """A step with more tokens than any step before it is streamed. The bytes
+    that layers keep are known per length, so a longer step has fewer plain
+    layers."""
     model, short, long = model_of(), batch(2, 33), batch(2, 75)
     plain = copy.deepcopy(model)
     of_all = kept(session, copy.deepcopy(model), long)

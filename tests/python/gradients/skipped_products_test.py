@@ -19,8 +19,8 @@ KV = {"self_attn.k_proj.weight", "self_attn.v_proj.weight"}
 
 
 def steps(session, model, inputs=None, count=3, **settings):
-    """Returns the runs of some streamed steps, and the weights of the products
-    that the last layer skips."""
+    """Returns the runs of `count` streamed steps, and the weights of the
+    products that the last layer skips."""
     stream = sluice.stream(model, session=session, chunk=16, quiet=True,
                            **settings)
     try:
@@ -168,8 +168,8 @@ def is_any(name):
     (lambda n: "mlp" in n, is_any), (lambda n: "o_proj" in n, is_any),
     (lambda n: "gain" not in n, is_any)])
 def test_the_trained_weights_may_change(session, first, then):
-    """A trained scale reads the product before it in backward. A frozen scale
-    does not."""
+    """In backward, a trained scale reads the product that it scales. A frozen
+    scale does not."""
     model = tiny()
     for layer in model.model.layers:
         layer.mlp = Reads(layer.mlp, Gain())

@@ -73,7 +73,7 @@ def test_labels_are_shifted_and_ignored_rows_are_zero(session):
     assert not found[:, -1].any() and not found[:, :-1][ignored].any()
     assert torch.allclose(found[:, :-1][~ignored], wanted[~ignored],
                           rtol=2e-5, atol=2e-5)
-    # The mean of the log-probabilities is the loss.
+    # The negated mean of the log-probabilities is the loss.
     mean = -found.sum() / (~ignored).sum()
     assert abs(mean - model(**inputs).loss) < 1e-5
     del found, mean

@@ -60,7 +60,6 @@ def test_whole_layers_beside_chunked_layers_are_exact(session, options):
             model.eval()(**inputs)
             model.train()
     assert stream.stats().blocks > 0
-    # Gradients of two batches are summed.
     model.zero_grad(), twin.zero_grad()
     for seed in (1, 2):
         for each in (model, twin):

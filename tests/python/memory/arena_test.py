@@ -68,7 +68,7 @@ def test_a_tensor_with_a_graph_is_held_without_it(arena):
     assert not arena.get(host, "cpu").requires_grad
     held = [tensor for _, _, tensor in arena._copies.in_flight[1].held]
     assert all(tensor.grad_fn is None for tensor in held)
-    arena.add(host, result)  # does not join the graph
+    arena.add(host, result)  # the host tensor does not join the graph
     assert torch.equal(arena.get(host, "cpu"), torch.full((8, 8), 4.0))
 
 
@@ -199,8 +199,8 @@ def test_ten_thousand_random_calls_agree_with_a_dict(arena):
 
 
 def test_threads_that_call_at_once_keep_their_bytes(arena):
-    """Two threads that updated the arena's books at once could free bytes that
-    are in use."""
+    """Two threads that updated the arena's free ranges at the same time could
+    free bytes that are in use."""
     def work(seed: int) -> None:
         draw = random.Random(seed)
         held = []

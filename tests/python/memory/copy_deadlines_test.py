@@ -52,8 +52,8 @@ def test_copies_without_a_use_are_not_recorded():
     slack = Slack()
     for ticket in range(1000):
         slack.started(ticket, 8, 0.0)
-    slack.asked(3, 1.0)  # dropped long ago
-    slack.asked(5000, 1.0)  # not started before it was needed
+    slack.asked(3, 1.0)  # a copy with a record that was dropped long ago
+    slack.asked(5000, 1.0)  # a copy that was never started
     assert slack.of(8) == UNKNOWN
     assert len(slack._started) < 200
     learn(slack, [1] * 1000, first=2000)
@@ -153,7 +153,7 @@ def test_an_offloads_slack_is_the_compute_time_before_its_memory_is_reused(
     with HostArena(session, in_flight_bytes=1) as arena:
         watched = watch(arena)
         began = time.perf_counter()
-        # Two may be in flight: the third waits for the first.
+        # Two copies may be in flight: the third waits for the first.
         for _ in range(6):
             arena.put(torch.ones(1000))
             time.sleep(0.02)
@@ -186,7 +186,7 @@ def test_no_deadlines_are_sent_without_a_bandwidth_limit(daemon):
 
 
 def test_the_daemon_learns_which_copies_are_late():
-    """Copies 8 MiB over a link of 10 MB/s, without any compute."""
+    """The test copies 8 MiB over a link of 10 MB/s and computes nothing."""
     daemon = PrivateDaemon(gpu_bytes=64 * MIB, host_bytes=64 * MIB,
                            link_bytes_per_second=10e6)
     try:

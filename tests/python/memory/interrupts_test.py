@@ -25,7 +25,7 @@ OWN = {"memory/arena.py", "memory/copies.py", "memory/free_ranges.py",
 
 @contextlib.contextmanager
 def tracing(seen):
-    """Calls `seen(file, line)` before each line of the package that runs."""
+    """Calls `seen(file, line)` before each line of the package is run."""
     def trace(frame, event, _):
         path = frame.f_code.co_filename
         if not path.startswith(FOLDER):
@@ -113,7 +113,7 @@ def test_an_interrupt_in_any_line_of_the_arena_leaves_it_whole(arena):
 
 def test_reading_used_bytes_repairs_an_interrupted_drop(arena):
     """No other tensor dies here, so only reading used_bytes can repair the
-    books."""
+    arena's counts."""
     kept = arena.put(torch.ones(8))
     dropped = functools.partial(arena.drop, arena.put(torch.ones(1000)))
     for line in lines_of(dropped):
@@ -132,8 +132,8 @@ def test_an_interrupt_in_the_first_lease_loses_no_memory(session):
         if line[0] in OWN:
             interrupted(use, line, 1)
     gc.collect()
-    with HostArena(session) as arena:  # all memory can be leased
-        arena.put(torch.empty(HOST_BYTES, dtype=torch.int8))
+    with HostArena(session) as arena:
+        arena.put(torch.empty(HOST_BYTES, dtype=torch.int8))  # leases it all
 
 
 def interrupt_steps(session, files, apart):

@@ -40,7 +40,7 @@ def test_leases_are_resized_to_the_plans_bytes(session, daemon):
         assert free == arena.leased_bytes == 6 * MIB
         arena.fit(6 * MIB - 1)  # rounded up to the same lease
         assert arena.leased_bytes == 6 * MIB
-        # Another arena has leased the rest of the memory, so nothing changes.
+        # Another arena leases all other memory, so a larger fit is refused.
         with HostArena(session) as other:
             other.reserve(HOST_BYTES - 6 * MIB)
             with pytest.raises(sluice.Error, match="RESOURCE_EXHAUSTED"):

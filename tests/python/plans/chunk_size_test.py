@@ -32,7 +32,7 @@ BLOCKS, SQUARES = CHUNKS * (CHUNKS + 1) / 2, CHUNKS ** 2 / 2
 def test_the_smallest_allowed_chunk_near_the_fastest_is_chosen(seed, on_cpu):
     chance = random.Random(seed)
     host = 10 ** chance.uniform(-5, -2)
-    # Blocks of at least one size take the device more than twice the host's
+    # At one size or more, a block takes the device more than twice the host's
     # time.
     pair = host / chance.choice(SIZES[1:]) ** 2 * chance.uniform(2.1, 50)
     walked = {}
@@ -110,7 +110,7 @@ def test_blocks_of_the_models_own_heads_are_measured(session, monkeypatch):
     seen.clear()
     chunk_size.measured(None, [Heads(4, 2, 16, 16), Heads(4, 2, 16, 8)],
                         torch.device("cpu"), torch.float32)
-    assert {heads.value_width for heads, _ in seen} == {8}  # only the cheapest
+    assert {heads.value_width for heads, _ in seen} == {8}  # the cheapest heads
     with pytest.raises(ValueError, match="batch = 0: at least one"):
         sluice.stream(tiny(), session=session, chunk="auto", batch=0)
 

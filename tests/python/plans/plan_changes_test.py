@@ -50,7 +50,7 @@ class Ranks:
         self.offers[rank] = Offer(plan, range(len(self.steps)), refusal)
 
     def run(self, steps):
-        """Runs steps in which no rank gets more than two ahead of another."""
+        """Runs steps. No rank gets more than two steps ahead of another."""
         for _ in range(steps * len(self.steps)):
             rank = self.random.choice([
                 r for r, step in enumerate(self.steps)

@@ -24,7 +24,7 @@ PRODUCTS = 7  # per layer: q, k, v, o, gate, up, down
 
 
 def planned(session, model, steps=4, **options):
-    """Returns the stream after some steps, and each step's run."""
+    """Returns the stream after `steps` steps, and each step's run."""
     stream = sluice.stream(model, session=session, chunk=CHUNK, policy="plan",
                            quiet=True, **options)
     return stream, [run(model, batch()) for _ in range(steps)]
@@ -228,7 +228,7 @@ def test_ranks_of_a_job_are_planned_together(daemon, session):
 
 
 class Asked:
-    """A session that records profiles, and sends them with some changes."""
+    """A session that changes profiles before it records and sends them."""
 
     def __init__(self, session, **changes):
         self._session, self._changes = session, changes

@@ -189,9 +189,9 @@ def test_a_new_probe_changes_no_random_state_and_no_gradient(stream):
     first = run(model, batch())
     model.model.layers[0].mlp.register_forward_hook(lambda *_: None)
     torch.manual_seed(5)
-    loss = model(**batch()).loss  # adds to the existing gradients
+    loss = model(**batch()).loss
     drawn = torch.rand(3)
-    loss.backward()
+    loss.backward()  # adds to the gradients of `first`
     torch.manual_seed(5)
     assert torch.equal(drawn, torch.rand(3))
     assert_same(Run(loss.item(), {n: p.grad / 2 for n, p in

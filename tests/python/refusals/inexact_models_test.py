@@ -65,8 +65,8 @@ class Positions(Mlp):
 
 
 class LatePositions(Mlp):
-    """Scales rows, as Llama 4 scales queries, from a row on that the probe
-    does not have."""
+    """Scales rows, as Llama 4 scales queries. The factor changes at row 89, and
+    the probe has fewer rows."""
 
     def after(self, y, x):
         rows = torch.arange(0, x.shape[1], device=x.device)
@@ -100,8 +100,8 @@ class AuxiliaryLoss(Mlp):
 
 
 class LossOfManyRows(Mlp):
-    """Adds a loss only for more rows than a chunk has, so that the parameter
-    has no gradient in chunks."""
+    """Adds a loss only for more rows than a chunk has, so that `balance` has no
+    gradient in chunks."""
 
     def __init__(self, inner):
         super().__init__(inner)
@@ -289,8 +289,8 @@ def test_an_in_place_write_on_its_own_result_is_exact(session):
 
 @pytest.mark.parametrize("kind", [FunctionalDropout, SampledRouting])
 def test_random_layers_have_the_gradient_of_their_drawn_numbers(session, kind):
-    """Compares with finite differences along the gradient, with the same
-    draws."""
+    """Compares with finite differences along the gradient, with the same random
+    numbers."""
     model, inputs = with_mlp(kind).double(), batch()
     sluice.stream(model, session=session, chunk=16, check="always")
     state = torch.get_rng_state()

@@ -42,8 +42,8 @@ CHANGES = {
 
 @pytest.fixture
 def tried(session, monkeypatch):
-    """Returns a function that streams a model after `tiny()`. A probe of that
-    model raises."""
+    """Returns a function that streams `tiny()` and then the given model. A
+    probe of the given model raises."""
     def stream(model):
         sluice.stream(tiny(), session=session, quiet=True).unstream()
         monkeypatch.setattr("sluice.proof.probe.probe_layer", refuse)

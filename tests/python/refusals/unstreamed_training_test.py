@@ -34,7 +34,7 @@ def stream(session):
 
 def with_adapter(config, model=None):
     """Adds an adapter and moves its weights off their initial values, because
-    many adapters do nothing at these."""
+    many adapters do nothing at those values."""
     model = tiny() if model is None else model
     torch.manual_seed(0)
     model = peft.get_peft_model(model, config).train()
@@ -96,8 +96,8 @@ def test_prefix_tuning_is_refused_in_stream_by_name(stream):
                        match="'default' \\(prefix_tuning\\).*LoRA"):
         stream(model)
     assert all("forward" not in vars(m) for m in model.modules())
-    # An adapter added after stream() is refused in its first step, because it
-    # passes a cache.
+    # If it is added after stream(), this adapter is refused in its first step,
+    # because it passes a cache.
     model = tiny()
     stream(model)
     with pytest.raises(sluice.Unsupported, match="past_key_values in trai"):

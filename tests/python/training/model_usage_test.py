@@ -48,8 +48,8 @@ def streamed(session):
 
 
 def same_after(change, streamed, inputs=None, model=None, **options):
-    """Streams a model, changes it and its copy, and compares a step of both.
-    """
+    """Streams a model, changes the model and a copy, and compares a step of
+    both."""
     model, inputs = model or tiny(), inputs or batch()
     twin = copy.deepcopy(model)
     stream = streamed(model, **options)
@@ -334,7 +334,7 @@ def test_hooks_inside_layers_warn_that_they_run_per_chunk(session, late):
     calls.clear()
     assert_same(run(model, batch()), unstreamed(tiny(), batch()))
     assert calls.count("layer") == 1
-    assert calls.count("mlp") >= 2 * 5  # forward and backward have 5 chunks
+    assert calls.count("mlp") >= 2 * 5  # 5 chunks in forward, 5 in backward
 
 
 # --- the handle -------------------------------------------------------------

@@ -171,8 +171,8 @@ def test_the_first_failure_stays_on_the_jobs_board(tmp_path):
 # --- the daemon and other jobs during a step ---------------------------------
 
 def trained(model, steps, meanwhile=lambda step, where: None):
-    """Returns the losses of some steps of AdamW; calls `meanwhile` during each
-    forward and each backward."""
+    """Returns the losses of `steps` steps of AdamW; calls `meanwhile` during
+    each forward and each backward."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     found, at = [], SimpleNamespace(step=0, where="forward")
 

@@ -82,7 +82,7 @@ def lora(**more):
         "q_proj", "down_proj"], **more})
 
 
-# name -> (function that makes the trainer, whether stream() is called after it)
+# name -> (function that makes the trainer, whether stream() is called later)
 LOOPS = {
     "trainer, accumulating, checkpointing": (trainer(
         gradient_accumulation_steps=2, gradient_checkpointing=True,
@@ -169,8 +169,8 @@ def test_an_adapter_of_a_tied_head_is_exact(session, late):
 
 
 def test_adapters_with_dropout_have_the_gradient_of_their_drawn_masks(session):
-    """Compares with finite differences along the gradient, with the same
-    draws."""
+    """Compares with finite differences along the gradient, with the same random
+    numbers."""
     torch.manual_seed(1)
     model = get_peft_model(tiny().double(), lora(
         lora_dropout=0.3, init_lora_weights=False)).double()
@@ -198,8 +198,8 @@ def test_adapters_with_dropout_have_the_gradient_of_their_drawn_masks(session):
 # --- packed documents -------------------------------------------------------
 
 def packed(**changes):
-    """Returns [1, 75] with three documents, described as flattening collators
-    do."""
+    """Returns a batch [1, 75] with three documents, described as flattening
+    collators do."""
     cut = torch.tensor([0, 20, 21, 75], dtype=torch.int32)
     lengths = cut.diff().tolist()
     return {**batch(1), "use_cache": False, "cu_seq_lens_q": cut,

@@ -3,10 +3,10 @@
 A step is exact if for every parameter the difference of the gradients has a
 norm of at most max(1e-5, 5 x the plain model's own difference) times the
 gradient's norm. The plain model's own difference is the relative difference of
-its gradients between eager attention and SDPA. For a model without SDPA it is
-between fp32 and fp64, or, if the model does not run in fp64, between weights
-that differ by rounding. A parameter's gradient below 1e-6 of the whole norm
-consists of rounding, so its difference is compared with 1e-6 of the whole norm.
+its gradients between eager attention and SDPA. A model without SDPA is compared
+in fp32 and fp64, or, if it does not run in fp64, with weights that differ by
+rounding. A parameter's gradient below 1e-6 of the norm of all gradients is
+rounding, so its difference is compared with 1e-6 of the norm of all gradients.
 
 The plain model's own difference is the larger one of two batches. It estimates
 how well conditioned the parameter is. A gradient in which large sums nearly
@@ -34,9 +34,9 @@ NEGLIGIBLE = 1e-6
 class Worst:
     """The parameter that comes closest to its limit, or exceeds it most.
 
-    `difference` is relative to the gradient's norm (or to the whole norm if
-    the gradient is negligible). `ratio` is difference / limit: exact means <=
-    1.
+    `difference` is relative to the gradient's norm (or to the norm of all
+    gradients if this one is negligible). `ratio` is difference / limit: exact
+    means <= 1.
     """
 
     name: str
@@ -66,9 +66,9 @@ def _relative(a: float, b: float) -> float:
 def own_differences(
     batches: list[dict[str, Step]],
 ) -> dict[str, float]:
-    """Returns, per parameter and for "loss", the relative difference of the
-    plain model's other step from its eager one: the largest over `batches`,
-    each {attention: step}."""
+    """Returns, per parameter and for "loss", the relative difference between
+    the plain model's eager step and its other step: the largest over
+    `batches`, each {attention: step}."""
     found: dict[str, float] = {}
     for steps in batches:
         eager = steps["eager"]

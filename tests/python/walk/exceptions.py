@@ -43,7 +43,7 @@ _DOTS = {
 # name -> fields of its configuration. A nested dictionary has the fields of a
 # nested configuration.
 EXCEPTIONS: dict[str, dict[str, object]] = {
-    # Without these no layer has attention.
+    # Without this list no layer has attention.
     "bamba": {"attn_layer_indices": [1, 3]},
     # The byte encoder and decoder refer to the width of the model between
     # them.
@@ -76,7 +76,7 @@ EXCEPTIONS: dict[str, dict[str, object]] = {
     "gemma4_unified_text": _GEMMA4,
     "gemma4": {"text_config": {**_GEMMA4, "hidden_size_per_layer_input": 8}},
     "gemma4_unified": {"text_config": _GEMMA4},
-    # git's loss needs a picture; this one is a patch and a class token.
+    # git's loss needs a picture. This picture is one patch and a class token.
     "git": {"vision_config": {"image_size": 16, "patch_size": 16}},
     "got_ocr2": {"vision_config": {"image_size": 64}},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},

@@ -22,7 +22,7 @@ _RECURRENT_LAYERS = {
 
 
 def kind_of(name: str) -> str:
-    """Returns the kind of the model `name`, from its configuration's fields.
+    """Returns the kind of model `name`, by exceptions.py or its configuration.
     """
     if name in KINDS:
         return KINDS[name]

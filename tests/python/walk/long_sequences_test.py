@@ -1,5 +1,5 @@
 """Every model that is exact at 75 tokens is exact at 8,400, in chunks of 1,024;
-at most three models are refused there."""
+at most three models are refused at 8,400."""
 
 from __future__ import annotations
 

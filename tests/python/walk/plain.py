@@ -57,8 +57,7 @@ def batch(left_out: str) -> tuple[torch.Tensor, torch.Tensor]:
 def step(
     model: torch.nn.Module, name: str, ids: torch.Tensor, labels: torch.Tensor
 ) -> Step:
-    """Runs one forward and backward of `model`, with the same draws each time.
-    """
+    """Runs one forward and backward of `model`, with a fixed random seed."""
     model.zero_grad(set_to_none=True)
     torch.manual_seed(7)
     state = torch.get_rng_state()
