@@ -77,8 +77,8 @@ struct PlanningSnapshot {
     kCollecting,  // `ranks` of `wanted` have submitted
     kQueued,      // waits until another round has ended
     kSolving,
-    // A plan is made, or a lease was requested (then without plan and ranks),
-    // and waits until the jobs in `waiting_for` free memory.
+    // A finished plan waits until the jobs in `waiting_for` free memory, or a
+    // lease does; `plan` and `ranks` are not set for a lease.
     kWaiting,
     kChanging,  // `ranks` of `wanted` have taken `plan`
   };
@@ -86,7 +86,7 @@ struct PlanningSnapshot {
   Principal principal;
   int ranks = 0, wanted = 0;
   State state = State::kCollecting;
-  absl::Duration elapsed;                // in this state
+  absl::Duration elapsed;  // in this state; 0 for kCollecting and kQueued
   std::optional<absl::Duration> left;    // until its deadline, if it has one
   std::vector<std::string> waiting_for;  // jobs
   PlanId plan;
@@ -151,7 +151,7 @@ struct Snapshot {
   // without a descriptor store.
   std::optional<bool> kept;
   TcpListener http;
-  // Processes that hold memory that was not released, if the device knows them
+  // Processes that hold memory they did not release, if the device knows them
   // (sim). Memory that two processes share counts for both.
   std::vector<HolderSnapshot> holders;
   // How often the heartbeat was so late that ranks ran without grants, although

@@ -12,8 +12,8 @@
 
 namespace sluice::daemon {
 
-// The names of all points, in the order of each change: make, pass to the
-// store, store, record, send.
+// The names of all points. A group has the points of one kind of change in the
+// order in which the daemon passes them.
 inline constexpr auto kCrashPoints = std::to_array<std::string_view>(
     {// Making an extent or a session.
      "extent-made", "extent-put", "session-put", "message-sent",

@@ -115,7 +115,8 @@ TEST(PciLinks, AVirtualMachinesGpusHaveNoBridgeAndShareTheRoot) {
   for (const LinkSpeed& link : links) EXPECT_FALSE(IsLimited(link));
 }
 
-// The uppermost of three devices is part of the root complex, so it is no link.
+// A path of three devices: the uppermost belongs to the root complex, and only
+// pairs of bridges below it are links.
 TEST(PciLinks, ABridgeOfTheRootComplexIsNoLink) {
   Sysfs sysfs;
   const std::string bridge = "pci0000:00/0000:00:1e.0";

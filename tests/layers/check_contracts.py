@@ -57,7 +57,7 @@ def columns_of(render):
 
 def check_columns(render, readme):
     """Every column of the tables of `sluicectl status`, `jobs` and `budget` is
-    in a row of the README. A row has only columns of one table."""
+    in a row of the README. The columns of a row are all in one table."""
     rows = [re.findall(r"`([A-Z/ ]+)`", line.split("|")[1])
             for line in readme.splitlines() if line.startswith("| `")]
     tables = list(columns_of(render))
@@ -99,8 +99,8 @@ def check_messages(session_proto, readme):
     for name in messages_of(session_proto):
         if name not in told:
             yield f"{MESSAGES}: the message {name} is in no table"
-        # A row describes the first `word` of its second cell. If two rows
-        # describe one message, one of the rows is outdated.
+        # A row describes the first `word` of its second cell, and may name
+        # further messages. If two rows describe one, a row is outdated.
         rows = re.findall(rf"^\| (?:rank|daemon)[^|]*\|[^|`]*`{name}`",
                           readme, re.M)
         if len(rows) > 1:
@@ -108,8 +108,8 @@ def check_messages(session_proto, readme):
 
 
 def check_rpcs(admin_proto, readme, files):
-    """Every RPC is in a table and has a caller. A test is not a caller, the
-    next daemon (daemon/check) is."""
+    """Every RPC is in a table and has a caller. Tests are no callers.
+    daemon/checks.cc is one: a new daemon asks the one that serves."""
     told = table_words(readme)
     callers = "\n".join(t for p, t in files.items()
                         if p.startswith(("client/", "daemon/check")))

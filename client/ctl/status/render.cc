@@ -32,7 +32,7 @@ std::string HolderLines(const json& node) {
 }
 
 // Formats a section with the memory that is held outside leases, by pool and as
-// ranks report it; returns "" if no memory is.
+// ranks report it, and a section with its holders. Returns "" without either.
 std::string RenderOutside(const json& node) {
   std::string text;
   const std::string holders =
@@ -59,8 +59,8 @@ std::string RenderOutside(const json& node) {
   for (const json& host : node.at("host")) {
     add(host, fmt::format("numa {}", Number(host, "numa")));
   }
-  // What ranks report may be more than the pool lacks, because the pool's spare
-  // memory is used first.
+  // Ranks may report more than the pool's row shows, because memory outside
+  // leases takes the pool's spare memory first.
   for (const json& job : node.at("jobs")) {
     for (const json& rank : job.at("ranks")) {
       const json held = rank.value("outside_bytes", json());
@@ -442,7 +442,8 @@ std::string LineOf(const json& event, bool as_json, absl::Time now) {
                        now - absl::Seconds(event.at("age_s").get<double>()),
                        absl::UTCTimeZone());
   if (!as_json) {
-    // The request's id as in the daemon's log; null from an older daemon.
+    // The ids of session and request as in the daemon's log; null without a
+    // session, or from an older daemon.
     const json request = event.value("request", json());
     return fmt::format(
         "{} {:>6} {:<8} {}{}\n", time, event.at("number").get<uint64_t>(),

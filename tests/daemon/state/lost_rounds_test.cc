@@ -82,8 +82,8 @@ TEST_F(LostRounds, AJoiningJobIsToldToAskAgain) {
   EXPECT_EQ(told[0].plan, PlanId());
 }
 
-// Guards against a job that waits for its plan forever: a rank that got no
-// answer does not know that it must submit its profile again.
+// Guards against a job that waits for its plan forever: the profile is not
+// saved, so the daemon has to read it from the rank's repeated request.
 TEST_F(LostRounds, AProfileWithALostAnswerIsReadWhenItIsRepeated) {
   a = node.Attach("a", 0);
   node.Ask(a, ProfileRequest{}, request);
@@ -111,8 +111,7 @@ TEST_F(LostRounds, APlanIsSentAgainWithTheAnswerToItsProfile) {
   EXPECT_EQ(again[0].plan, ready[0].plan);
 }
 
-// Guards against refusing a lease because no round that could free memory is
-// due.
+// Guards against refusing a lease that could be granted after a round.
 TEST_F(LostRounds, ALeaseThatWaitsForARoundIsNotRefused) {
   a = Ask("a");
   Solve({{1, MiB(32)}});

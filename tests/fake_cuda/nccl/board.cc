@@ -47,7 +47,7 @@ bool HasEnded(int pidfd) {
   return poll(&ended, 1, 0) == 1;
 }
 
-// Returns a random id that is not 0. Messages have only its last 16 bits.
+// Returns a random id that is not 0. Findings show only its last 16 bits.
 uint64_t NewId() {
   std::random_device random;
   return (uint64_t{random()} << 32 | random()) | 1;

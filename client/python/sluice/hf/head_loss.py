@@ -29,7 +29,7 @@ from sluice.node.replay import Gradients, Slot, distinct, leaves, slots
 from sluice.node.step import chunks_of
 
 FEW = 40  # rows
-LIMIT = 1e-5  # relative difference of losses in fp32
+LIMIT = 1e-5  # relative difference of losses and gradients in fp32
 
 
 class Labels(NamedTuple):
@@ -179,8 +179,9 @@ def _try(head: Head, noted: tuple[Tensor, ...]) -> None:
 
 
 def probe(head: Head) -> None:
-    """Sets `stream.head`: "rows" if the chunked loss equals the model's own
-    loss over all rows, else "whole", which leaves the head to the model."""
+    """Sets `stream.head` unless the user chose it: "rows" if the chunked loss
+    and its gradients equal those of transformers' own head over all rows, else
+    "whole", which leaves the head to the model."""
     how: Literal["rows", "whole"] = "whole"
     for place in head.places:
         head.place = place  # the trial reads it
@@ -219,7 +220,7 @@ def _same(head: Head) -> bool:
     with torch.enable_grad():
         ends = leaves(head.rows(hidden, shifted, count))
         if not all(any(e is p for p in found) for e in ends):
-            return False  # e.g. a weight of the base model
+            return False  # it also trains another weight, say of the base
         ours = results(lambda h: of(head, h, shifted, count, 16))
         theirs = results(whole)
     return all(near(a, b, LIMIT) for a, b in zip(ours, theirs))

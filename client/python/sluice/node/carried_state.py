@@ -43,8 +43,8 @@ def argument_of(layer: nn.Module) -> str | None:
 
 class Cache:
     """Stands in for transformers' `Cache` (5.23, cache_utils) during one
-    forward of a layer, with only the methods that streamed layers call; a layer
-    that calls another method is refused. `after`: the layer's final states."""
+    forward of a layer, with only the methods that streamed layers call. A layer
+    that calls another method runs whole. `after`: the layer's final states."""
 
     def __init__(self, before: dict[Key, Tensor]):
         self._before = before

@@ -9,9 +9,9 @@ stand-in's chunks by its storage, and read each chunk once. The element is NaN,
 so that a value computed from it cannot be mistaken for a result; such a value
 has other storage, so the next layer refuses it.
 
-If the user passes layers and a group, the layers have stand-ins too, wherever
-the hidden states are: the user's code between them must see the shape of the
-whole sequence.
+If the user passes layers and a group, layers get and return stand-ins also
+with hidden states on the device: the user's code between the layers must see
+the shape of the whole sequence.
 """
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stand_in(shape: Sequence[int], dtype: torch.dtype,
 
 
 class DeviceRows:
-    """All rows in one tensor on the device, accessed by chunks of one step."""
+    """All rows in one tensor on the device, accessed chunk by chunk."""
 
     def __init__(self, arena: HostArena, chunks: list[range],
                  tensor: Tensor | None = None):
@@ -60,10 +60,10 @@ class DeviceRows:
         self.read(m).copy_(part)
 
     def prefetch(self, m: int) -> None:
-        """Starts to fetch a chunk for a later `read`."""
+        """Does nothing: all chunks are on the device."""
 
     def drop(self, m: int) -> None:
-        """Frees a chunk that is not read again."""
+        """Does nothing: the tensor is freed as a whole."""
 
     def scale(self, factor: Tensor) -> None:
         self._tensor.mul_(factor)
@@ -111,7 +111,7 @@ class HostRows:
         self._place.arena.drop(self.keep(m))
 
     def scale(self, factor: Tensor) -> None:
-        """Multiplies later reads by `factor` ()."""
+        """Multiplies later reads by `factor`, a scalar tensor."""
         self._scale = factor if self._scale is None else self._scale * factor
 
     def tensor(self) -> Tensor:
