@@ -85,7 +85,7 @@ class Driver(unittest.TestCase):
     def test_a_benchmark_without_an_entry_is_an_error(self):
         run = self.drive("echo '[]' >\"$2\"\n", "ipc")
         self.assertEqual(run.returncode, 1)
-        self.assertIn("bench: ipc: it wrote no entry", run.stderr)
+        self.assertIn("bench: ipc: its output has no entry", run.stderr)
 
     def test_a_missing_program_is_an_error_even_if_no_name_is_given(self):
         whole = ('echo \'[{"name": "x", "value": 1, "unit": "s", "target": '
