@@ -1,6 +1,6 @@
 # Device code: compiled to a fatbin on every machine (nvcc needs no GPU) and
-# embedded as bytes, so that nothing links to CUDA. ./dev setup installs nvcc from
-# PyPI where there is no toolkit.
+# embedded as bytes, so that nothing links to CUDA. ./dev setup installs nvcc
+# from PyPI where there is no toolkit.
 if(SLUICE_ENABLE_CUDA)
   find_program(SLUICE_NVCC nvcc HINTS /usr/local/cuda/bin
     ${SLUICE_PYTHON_PACKAGES}/nvidia/cu13/bin

@@ -14,7 +14,8 @@ list(FILTER protobuf_sources EXCLUDE REGEX "${no_library}")
 # program that used them would fail to link.
 list(FILTER absl_sources EXCLUDE REGEX "/absl/flags/")
 list(FILTER protobuf_sources EXCLUDE REGEX
-  "/(any|api|duration|empty|field_mask|source_context|struct|timestamp|type|wrappers)\\.pb\\.cc$")
+  "/(any|api|duration|empty|field_mask|source_context|\
+struct|timestamp|type|wrappers)\\.pb\\.cc$")
 
 add_library(sluice_instrumented STATIC ${absl_sources} ${protobuf_sources})
 target_compile_options(sluice_instrumented PRIVATE

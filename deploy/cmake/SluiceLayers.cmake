@@ -1,5 +1,5 @@
-# What each target may use. A link that is not listed, directly or through listed
-# layers, fails at configure.
+# What each target may use. A link that is not listed, directly or through
+# listed layers, fails at configure.
 set(SLUICE_LAYER_base "")
 set(SLUICE_LAYER_cli base)
 set(SLUICE_LAYER_plan_format base)
@@ -55,9 +55,9 @@ function(sluice_check_layer layer)
   endforeach()
 endfunction()
 
-# sluice_precompiled(TARGET OWNER): reuses OWNER's precompiled header, which saves
-# a third of most sources' time. Does nothing for OFF (for a target that does not
-# link fmt), or for an owner without such a header.
+# sluice_precompiled(TARGET OWNER): reuses OWNER's precompiled header, which
+# saves a third of most sources' time. Does nothing for OFF (for a target that
+# does not link fmt), or for an owner without such a header.
 function(sluice_precompiled target owner)
   if(TARGET "${owner}")
     get_target_property(header ${owner} PRECOMPILE_HEADERS)
@@ -106,12 +106,15 @@ endfunction()
 
 # Finds the layer of a source folder: the longest of these that it starts with.
 set(SLUICE_LAYER_FOLDERS
-  proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin proto=wire
+  proto/base=base proto/cli=cli proto/plan=plan_format proto/admin=admin
+  proto=wire
   kernels/device=device kernels/ops=ops
   planner/stream=stream planner/worker=worker planner=planner
-  daemon/quota=quota daemon/bandwidth=bandwidth daemon/core=core daemon/state=state daemon/store=store
+  daemon/quota=quota daemon/bandwidth=bandwidth daemon/core=core
+  daemon/state=state daemon/store=store
   daemon/crash=crash daemon/runtime=runtime daemon/keeper=keeper
-  daemon/service=service daemon/frozen=frozen daemon/metrics=metrics daemon=sluiced
+  daemon/service=service daemon/frozen=frozen daemon/metrics=metrics
+  daemon=sluiced
   client/torch/cuda=torch_cuda client/torch=torch client/train=train
   client/ctl=ctl client=client)
 
@@ -140,7 +143,8 @@ function(sluice_layer_of_target target out)
 endfunction()
 
 # Finds links that bypass the functions above (target_link_libraries, LINKS
-# sluice_…). Called once, after all folders but tests/, which may use everything.
+# sluice_…). Called once, after all folders but tests/, which may use
+# everything.
 function(sluice_check_links folder)
   get_property(targets DIRECTORY ${folder} PROPERTY BUILDSYSTEM_TARGETS)
   foreach(target IN LISTS targets)

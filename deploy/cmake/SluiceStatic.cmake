@@ -38,8 +38,8 @@ set_target_properties(gRPC::grpc_unsecure PROPERTIES
 set_target_properties(re2::re2 PROPERTIES
   INTERFACE_LINK_LIBRARIES "${SLUICE_RE2}")
 
-# Cbc and its dependencies. LAPACK's error handler would link libgfortran's whole
-# input and output; ours does not.
+# Cbc and its dependencies. LAPACK's error handler would link libgfortran's
+# whole input and output; ours does not.
 add_library(sluice_archive_xerbla STATIC
   ${CMAKE_CURRENT_LIST_DIR}/archives/xerbla.cc)
 set(parts sluice_archive_xerbla)
@@ -74,11 +74,11 @@ foreach(pair fmt::fmt=fmt prometheus-cpp::core=prometheus)
   add_dependencies(${target} sluice_archive_${pair})
 endforeach()
 
-# Debian's archives of protobuf and Abseil are compiled for programs. In a shared
-# library their thread-local variables would lie in the block that glibc reserves,
-# which is full once torch is loaded. So these files are compiled from Debian's
-# sources for libsluice.so. The linker, or deploy/wheel/needs.py (STATIC_TLS),
-# refuses the library if one is missing.
+# Debian's archives of protobuf and Abseil are compiled for programs. In a
+# shared library their thread-local variables would lie in the block that glibc
+# reserves, which is full once torch is loaded. So these files are compiled from
+# Debian's sources for libsluice.so. The linker, or deploy/wheel/needs.py
+# (STATIC_TLS), refuses the library if one is missing.
 set(again
   google/protobuf/arena.cc google/protobuf/repeated_field.cc
   google/protobuf/repeated_ptr_field.cc google/protobuf/stubs/common.cc
@@ -114,6 +114,7 @@ function(sluice_for_older_systems)
       add_dependencies(${target} sluice_glibc_start)
     endif()
     target_link_options(${target} PRIVATE -static-libstdc++ -static-libgcc
-      "LINKER:--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,-l:librt.so.1,--pop-state")
+      "LINKER:--push-state,--no-as-needed,-l:libpthread.so.0,-l:libdl.so.2,\
+-l:librt.so.1,--pop-state")
   endforeach()
 endfunction()

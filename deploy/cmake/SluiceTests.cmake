@@ -1,6 +1,6 @@
 # Every CTest entry starts through tests/run/launch.py and has a limit. Tiers
-# (tests/README.md) are labels: none for `./dev test`, `ci` for what `.ci/run` runs
-# besides, `deep` for `./dev test --deep` alone.
+# (tests/README.md) are labels: none for `./dev test`, `ci` for what `.ci/run`
+# runs besides, `deep` for `./dev test --deep` alone.
 set(SLUICE_TEST_LAUNCHER ${CMAKE_SOURCE_DIR}/tests/run/launch.py)
 # The limit of a test in seconds. Six tests may have up to 600.
 set(SLUICE_TEST_LIMIT 300)
@@ -36,8 +36,8 @@ function(sluice_add_test)
   endif()
 endfunction()
 
-# The launcher's limit is TIMEOUT; CTest's is a little later, for a launcher that
-# fails. Called at the end of each folder with tests.
+# The launcher's limit is TIMEOUT; CTest's is a little later, for a launcher
+# that fails. Called at the end of each folder with tests.
 function(sluice_limit_tests)
   get_property(tests DIRECTORY PROPERTY TESTS)
   foreach(test IN LISTS tests)
@@ -127,8 +127,8 @@ function(sluice_test_in_part test filter)
   set_property(TEST ${test} APPEND PROPERTY ENVIRONMENT GTEST_FILTER=${filter})
 endfunction()
 
-# sluice_test_calls(TEST PROGRAMS…): programs that TEST only starts. They come from
-# SLUICE_TOOLS, if that names the folder of another build.
+# sluice_test_calls(TEST PROGRAMS…): programs that TEST only starts. They come
+# from SLUICE_TOOLS, if that names the folder of another build.
 function(sluice_test_calls test)
   if(NOT SLUICE_TOOLS)
     add_dependencies(${test} ${ARGN})

@@ -1,8 +1,8 @@
 # SLUICE_UNITY: compiles a target's sources eight at a time (four if they read
-# torch's headers), as sources that include them. Not CMAKE_UNITY_BUILD: CMake 3.25
-# includes by absolute paths, so ccache could not serve another checkout. A name
-# in two anonymous namespaces of one target is then an error: rename it for its
-# subject. Sources with properties of their own are compiled separately.
+# torch's headers), as sources that include them. Not CMAKE_UNITY_BUILD: CMake
+# 3.25 includes by absolute paths, so ccache could not serve another checkout. A
+# name in two anonymous namespaces of one target is then an error: rename it for
+# its subject. Sources with properties of their own are compiled separately.
 
 # Called once, after all folders.
 function(sluice_unite folder)

@@ -63,7 +63,8 @@ if cmp -s "$to/sluiced" "$to/sluiced.next"; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
   # This may be the second try of a failed upgrade, so the state is checked.
   if ! serves ""; then
-    echo "process $earlier is this sluiced already, and does not serve: $why" >&2
+    echo "process $earlier is this sluiced already, and does not serve:" \
+      "$why" >&2
     exit 1
   fi
   echo "process $earlier is this sluiced already"
@@ -73,8 +74,8 @@ fi
 if ! [ -e "$admin" ]; then
   rm "$to/sluiced.next" "$to/sluice-worker.next"
   echo "sluiced was not replaced, and process $earlier goes on: it has no" \
-    "$admin. Its keeper was started with other arguments: drain the node, wait" \
-    "for its jobs, then delete the keeper's pod" >&2
+    "$admin. Its keeper was started with other arguments: drain the node," \
+    "wait for its jobs, then delete the keeper's pod" >&2
   exit 1
 fi
 # The new program is checked with the libraries of the keeper's image, its host.

@@ -27,7 +27,8 @@ format() {
 shell() { git grep -lzE '^#!.*\b(bash|sh)$' | xargs -0 shellcheck; }
 
 layers() {
-  PYTHONPATH=client/python "$bin"/lint-imports --no-logo --cache-dir $cache/imports
+  PYTHONPATH=client/python "$bin"/lint-imports --no-logo \
+    --cache-dir $cache/imports
 }
 
 check format format

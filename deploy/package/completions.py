@@ -62,7 +62,8 @@ def bash(command):
   case $at in
 {cases}
   esac
-  mapfile -t COMPREPLY < <(compgen -W "$offered" -- "${{COMP_WORDS[COMP_CWORD]}}")
+  mapfile -t COMPREPLY < <(compgen -W "$offered" -- \
+"${{COMP_WORDS[COMP_CWORD]}}")
 }}
 complete -o default -F _{name} {command.name}
 """

@@ -18,7 +18,8 @@ set(CPACK_DEBIAN_PACKAGE_SECTION admin)
 set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
 
 set(CPACK_DEBIAN_DAEMON_PACKAGE_NAME sluice-daemon)
-set(CPACK_COMPONENT_DAEMON_DESCRIPTION "This is the daemon, one per node: it owns the GPU memory
+set(CPACK_COMPONENT_DAEMON_DESCRIPTION
+  "This is the daemon, one per node: it owns the GPU memory
  and the pinned host memory and leases them to training ranks.")
 set(CPACK_DEBIAN_DAEMON_PACKAGE_DEPENDS
   "init-system-helpers (>= 1.54), systemd")
@@ -29,20 +30,23 @@ set(CPACK_DEBIAN_DAEMON_PACKAGE_CONTROL_EXTRA
   ${scripts}/conffiles)
 
 set(CPACK_DEBIAN_CTL_PACKAGE_NAME sluicectl)
-set(CPACK_COMPONENT_CTL_DESCRIPTION "This is its command line: it asks a node's daemon who
+set(CPACK_COMPONENT_CTL_DESCRIPTION
+  "This is its command line: it asks a node's daemon who
  holds what, and plans at a desk without one.")
 # sluicectl proves memory plans by sluice-worker, which that package has.
 set(CPACK_DEBIAN_CTL_PACKAGE_SUGGESTS "sluice-daemon")
 
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_NAME libsluice1)
-set(CPACK_COMPONENT_RUNTIME_DESCRIPTION "This is the library by which a training rank leases
+set(CPACK_COMPONENT_RUNTIME_DESCRIPTION
+  "This is the library by which a training rank leases
  memory and copies.")
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA
   ${scripts}/triggers ${CMAKE_CURRENT_BINARY_DIR}/shlibs)
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libsluice-dev)
-set(CPACK_COMPONENT_DEV_DESCRIPTION "This is what programs are built with that use
+set(CPACK_COMPONENT_DEV_DESCRIPTION
+  "This is what programs are built with that use
  libsluice: its header, CMake configuration and pkg-config file.")
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
 set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libsluice1 (= ${PROJECT_VERSION})")

@@ -3,7 +3,8 @@
 Prometheus, as one HTML page that needs nothing from outside.
 
     page.py --prometheus http://localhost:9090 --out sluice.html
-    page.py --prometheus URL --out sluice.html --minutes 15 --instance 'node7:.*'
+    page.py --prometheus URL --out sluice.html --minutes 15 \
+--instance 'node7:.*'
 """
 
 import argparse
@@ -29,7 +30,8 @@ STYLE = """
 body { font: 14px system-ui, sans-serif; margin: 24px; color: #222; }
 h2 { margin: 28px 0 8px; } p { color: #666; }
 .panels { display: flex; flex-wrap: wrap; gap: 16px; }
-figure { margin: 0; width: 430px; box-sizing: border-box; border: 1px solid #ddd; border-radius: 6px;
+figure { margin: 0; width: 430px; box-sizing: border-box; \
+border: 1px solid #ddd; border-radius: 6px;
          padding: 10px; }
 figcaption { font-weight: 600; margin-bottom: 4px; }
 .legend { font-size: 12px; color: #444; }
@@ -61,7 +63,8 @@ class Prometheus:
                             ).replace("$instance", self._instance)
 
     def series(self, text):
-        """Returns [(labels, [(time, value)])], without infinite values and NaN."""
+        """Returns [(labels, [(time, value)])], without infinite values and
+        NaN."""
         query = urllib.parse.urlencode(dict(
             query=self.expression(text), start=self.begin, end=self.end,
             step=self.step))

@@ -71,8 +71,8 @@ unpack_prometheus() {
 
 has_nvcc() { command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; }
 
-# libtorch, and the CUDA compiler if the machine has none, from PyPI's wheels into
-# one folder, which is replaced as a whole if the lists change.
+# libtorch, and the CUDA compiler if the machine has none, from PyPI's wheels
+# into one folder, which is replaced as a whole if the lists change.
 unpack_wheels() {
   local lists=("$here/python.txt") stamp=$deps/python/.stamp hash wheels
   has_nvcc || lists+=("$here/nvcc.txt")

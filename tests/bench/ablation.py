@@ -35,7 +35,8 @@ HBM, STATES = 270, 256
 GPUS, CHUNK = 2, 128
 HOST = 4 * GPUS * (HBM - STATES)
 MODEL = ["--layers", "32", "--hidden", "256", "--heads", "8", "--kv-heads", "2",
-         "--ffn", "688", "--vocab", "256", "--dtype", "fp32", "--ranks", str(GPUS), "--threads", "1",
+         "--ffn", "688", "--vocab", "256", "--dtype", "fp32",
+         "--ranks", str(GPUS), "--threads", "1",
          "--hbm", f"{HBM}MiB", "--host", f"{HOST}MiB"]
 CHUNKS = ["--chunk", str(CHUNK)]
 NOTHING_KEPT = [*CHUNKS, "--no-keep"]

@@ -29,8 +29,8 @@ def resolve(revision):
     found = git("rev-parse", "--verify", "--quiet", revision + "^{commit}")
     if found.returncode != 0:
         raise programs.Usage(
-            f"--against '{revision}': no such commit; give a branch, a tag or a "
-            "hash (`git log --oneline` lists them)")
+            f"--against '{revision}': no such commit; give a branch, a tag or "
+            "a hash (`git log --oneline` lists them)")
     return found.stdout.strip()
 
 

@@ -62,7 +62,8 @@ def parse_arguments():
         epilog=EXAMPLES, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME",
                         help="one of " + ", ".join(programs.KNOWN) +
-                        "; default: all but\ngpu and ablation, with --against all but " +
+                        "; default: all but\ngpu and ablation, with --against "
+                        "all but " +
                         ", ".join(programs.LONG))
     parser.add_argument("--bin", required=True, help=argparse.SUPPRESS)
     parser.add_argument("--jobs", type=int, default=1, help=argparse.SUPPRESS)

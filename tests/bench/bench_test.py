@@ -77,7 +77,8 @@ class Driver(unittest.TestCase):
                          '"unit": "x", "target": 1.1, "better": "lower", '
                          '"detail": {}}]\' >"$2"\n', "ipc")
         self.assertEqual(run.returncode, 0, run.stderr)
-        self.assertRegex(run.stdout, r"ipc\.touched\s+1\.05\s+x\s+<= 1\.1\s+met")
+        self.assertRegex(run.stdout,
+                         r"ipc\.touched\s+1\.05\s+x\s+<= 1\.1\s+met")
 
     def test_a_failing_benchmark_is_an_error(self):
         self.assertEqual(self.drive("exit 3\n", "ipc").returncode, 1)

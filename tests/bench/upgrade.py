@@ -19,8 +19,8 @@ ROUNDS = os.path.join(os.path.dirname(os.path.abspath(__file__)),
 # Targets; the other figures have none.
 STEP_MS = {"upgrade": 100, "downgrade": 100}
 REPLY_MS = {"median": 100, "latest": 250}
-STEP = re.compile(r"^\d+ of \d+, (?P<way>\w+): the longest step is (?P<ms>-?\d+) "
-                  r"ms over the median$", re.M)
+STEP = re.compile(r"^\d+ of \d+, (?P<way>\w+): the longest step is "
+                  r"(?P<ms>-?\d+) ms over the median$", re.M)
 REPLY = re.compile(r"^first reply after a kill: median (?P<median>[\d.]+) ms, "
                    r"latest (?P<latest>[\d.]+) ms of (?P<kills>.+)$", re.M)
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# bundle_test.sh SOURCE FAKE [PYTHON]: the bundle runs from another folder, with an empty
-# environment, and needs no library but the machine's own and those it carries.
-# Its own programs, by their sha256, are the ones that verify_test.py runs on
-# the fake driver in FAKE, and torch_test.py with PYTHON.
+# bundle_test.sh SOURCE FAKE [PYTHON]: the bundle runs from another folder, with
+# an empty environment, and needs no library but the machine's own and those it
+# carries. Its own programs, by their sha256, are the ones that verify_test.py
+# runs on the fake driver in FAKE, and torch_test.py with PYTHON.
 set -euo pipefail
 source=$1 fake=$2 python=${3:-}
 work=$(mktemp -d)
@@ -15,9 +15,10 @@ mv "$work/bundle" "$work/elsewhere"
 rm -rf "$work/made"
 (cd "$work/elsewhere" && sha256sum --quiet -c sha256sums) ||
   fail "other programs than sha256sums says"
-newest=$(objdump -T "$work"/elsewhere/bin/* "$work"/elsewhere/lib/* | grep -o 'GLIBC_2\.[0-9]*' |
-  sort -V | tail -n 1)
-[ "$(printf '%s\n' "$newest" GLIBC_2.35 | sort -V | tail -n 1)" = GLIBC_2.35 ] ||
+newest=$(objdump -T "$work"/elsewhere/bin/* "$work"/elsewhere/lib/* |
+  grep -o 'GLIBC_2\.[0-9]*' | sort -V | tail -n 1)
+[ "$(printf '%s\n' "$newest" GLIBC_2.35 | sort -V |
+  tail -n 1)" = GLIBC_2.35 ] ||
   fail "it needs $newest, and the kit promises 2.35"
 size=$(du -sm "$work/elsewhere" | cut -f1)
 [ "$size" -le 60 ] || fail "$size MiB"

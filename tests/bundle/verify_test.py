@@ -274,8 +274,8 @@ class Faults(Verify):
         self.nothing_runs()
 
     def test_a_driver_that_never_answers_fails_doctor(self):
-        self.expect_fails("doctor", "process did not end within 2 ?s", "--limit",
-                          "2", fake="hang=cuDeviceGetName:1")
+        self.expect_fails("doctor", "process did not end within 2 ?s",
+                          "--limit", "2", fake="hang=cuDeviceGetName:1")
         self.nothing_runs()
 
     def test_a_missing_program_fails_conformance(self):

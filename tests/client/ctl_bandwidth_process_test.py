@@ -25,8 +25,10 @@ PATIENCE_S = 30
 LINKS = """[sim]
 gpus = 3
 links = [
-  {name = "fast", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 100e6, parent = "switch"},
-  {name = "slow", h2d_bytes_per_s = 50e6, d2h_bytes_per_s = 50e6, parent = "switch"},
+  {name = "fast", h2d_bytes_per_s = 200e6, d2h_bytes_per_s = 100e6, \
+parent = "switch"},
+  {name = "slow", h2d_bytes_per_s = 50e6, d2h_bytes_per_s = 50e6, \
+parent = "switch"},
   {name = "switch"},
 ]
 gpu_links = ["fast", "fast", "slow"]
@@ -48,7 +50,8 @@ class Measure(unittest.TestCase):
                    self.folder + "/run"], env=self.environment)
 
     def words(self, *words):
-        return [SLUICECTL, "--socket", self.folder + "/run/session.sock", *words]
+        return [SLUICECTL, "--socket", self.folder + "/run/session.sock",
+                *words]
 
     def ran(self, *words):
         return subprocess.run(self.words(*words), capture_output=True,
@@ -136,7 +139,8 @@ class Measure(unittest.TestCase):
         self.assertGreater(time.monotonic() - began,
                            3 * 0.4 * ran.stderr.count("measuring link"))
         self.assertRegex(ran.stdout,
-                         r'^\[cuda\]\nlinks = \[\n  \{name = "pci-0000:3a:00.0"')
+                         r'^\[cuda\]\nlinks = \[\n'
+                         r'  \{name = "pci-0000:3a:00.0"')
         self.daemon.terminate()
         self.assertEqual(self.daemon.wait(), 0)
         self.start(ran.stdout, node)
@@ -186,7 +190,8 @@ class Measure(unittest.TestCase):
         self.assertEqual(self.limits()["a"], (speed, "measured"))
         told = self.ran("--admin", "bandwidth")
         self.assertRegex(told.stdout, r"\na +- .* measured by .* ago\nb +- .*"
-                                      r"configuration, not what was\s+measured\n")
+                                      r"configuration, not what was\s+"
+                                     r"measured\n")
         self.assertIn("\nLINK ", self.ran("--admin", "status").stdout)
         ran = self.ran("doctor")
         self.assertIn("2 of 2 have a speed: 1 by the configuration, 1 measured",

@@ -52,8 +52,8 @@ class Live(unittest.TestCase):
         self.assertEqual(self.said("events"), "")
         self.said("drain", "--reason", "disk")
         line = self.said("events")
-        self.assertRegex(line, r"^20\d\d-\d\d-\d\dT[\d:.]+Z +1 drain +the node is "
-                               r"drained by .*disk.*\n$")
+        self.assertRegex(line, r"^20\d\d-\d\d-\d\dT[\d:.]+Z +1 drain +the node "
+                               r"is drained by .*disk.*\n$")
         event = json.loads(self.said("events", "--json"))
         self.assertEqual((event["number"], event["kind"]), (1, "drain"))
         self.assertRegex(event["time"], "^20.*Z$")

@@ -79,7 +79,8 @@ def check_snapshot(code, readme):
     made = {key for pair in re.findall(
         r'\["([a-z_0-9]+)"\]|\{"([a-z_0-9]+)",', code) for key in pair if key}
     block = re.search(r'^    \{"generation".*?(?=^$)', readme, re.M | re.S)
-    told = set(re.findall(r'"([a-z_0-9]+)"', block.group(0))) if block else set()
+    told = set(re.findall(r'"([a-z_0-9]+)"',
+                          block.group(0))) if block else set()
     for key in sorted(made - told):
         yield f"{SNAPSHOT}: the snapshot's key {key} is not in its block"
     for key in sorted(told - made):

@@ -91,7 +91,8 @@ class Columns(unittest.TestCase):
 
 
 class Snapshot(unittest.TestCase):
-    readme = 'Text "word".\n\n    {"generation", "up_s",\n     "a": [{"b"}]}\n\n"c"\n'
+    readme = ('Text "word".\n\n    {"generation", "up_s",\n     "a": [{"b"}]}\n'
+              '\n"c"\n')
 
     def check(self, code):
         return list(check_contracts.check_snapshot(code, self.readme))

@@ -27,7 +27,8 @@ ROOMS = {
                               "client/torch/math"],
     "client/torch/run": ["client/torch", "client/torch/memory",
                          "client/torch/ranks", "client/torch/backend",
-                         "client/torch/math", "client/torch/stream", "client/torch/baseline"],
+                         "client/torch/math", "client/torch/stream",
+                         "client/torch/baseline"],
     # Finds a client's identity, and which GPUs the client may use.
     "daemon/service/identity": [],
     "daemon/service/log": [],
@@ -47,7 +48,8 @@ ROOMS = {
     "client/train/check": ["client/train/launch", "client/train/optimizer",
                            "client/train/step"],
 }
-LAYERS = ["client/torch", "client/train", "client", "daemon/service"]  # inner layers first
+# Inner layers first.
+LAYERS = ["client/torch", "client/train", "client", "daemon/service"]
 
 # Folders of client/torch and client/train that are layers, not rooms.
 NO_ROOMS = ["client/torch/cuda"]

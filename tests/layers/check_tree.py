@@ -4,12 +4,13 @@
 Each rule is a function: third-party headers are included only in the folders
 that own them; an include never goes up a layer; a new tensor states its device;
 clang can check every lock; Sluice's own races are not hidden from
-ThreadSanitizer; no file names a machine, its paths or its mirrors; every
-top-level and layer folder has a README.md; the top level has no unknown entry.
+ThreadSanitizer; no file names a machine, its paths or its mirrors; no line
+of code is over 80 columns; every top-level and layer folder has a README.md;
+the top level has no unknown entry.
 check_rooms.py: includes between the rooms of a layer.
 check_shape.py: classes in one source each, no circles of folders.
-check_contracts.py: metrics, columns of `sluicectl status`, keys of the snapshot,
-messages and RPCs are in a README.
+check_contracts.py: metrics, columns of `sluicectl status`, keys of the
+snapshot, messages and RPCs are in a README.
 Prints one line per violation and exits 1 if there is any.
 """
 
@@ -109,6 +110,12 @@ HIDES_RACES = re.compile(r"no_sanitize(_thread\b|.*\bthread\b)|"
 # Written with a character class so that this file does not match itself.
 MACHINE_PATH = re.compile(r"[/](root|home/\w+|work|Users/\w+)/[\w.]")
 URL = re.compile(r"\bhttps?://([\w.-]+\.\w+)")
+CPP = (".cc", ".h", ".cu", ".cuh")
+NARROW = CPP + (".py", ".js", ".sh", ".html", ".css", ".proto", ".cmake",
+                "CMakeLists.txt")
+RAW_STRING = re.compile(r'\bR"(\w*)\(.*?\)\1"', re.S)
+# Tables that are macros: a row on more lines would need more backslashes.
+ONE_ROW_A_LINE = ["tests/fake_cuda/nccl/api.h", "tests/fake_cuda/rules.h"]
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -291,6 +298,18 @@ def check_machine(files):
                     yield f"{path}:{number}: names the host {host}"
 
 
+def check_width(files):
+    """Checks that no line has over 80 columns, raw strings of C++ aside."""
+    for path, text in files.items():
+        if not path.endswith(NARROW) or path in ONE_ROW_A_LINE:
+            continue
+        if path.endswith(CPP):
+            text = RAW_STRING.sub(lambda m: "\n" * m[0].count("\n"), text)
+        for number, line in enumerate(text.split("\n"), 1):
+            if len(line) > 80:
+                yield f"{path}:{number}: {len(line)} columns, over 80"
+
+
 def check_readmes(paths, folders):
     wanted = set(TOP_LEVEL)
     wanted |= {f for f in folders if any(is_below(p, f) for p in paths)}
@@ -326,6 +345,7 @@ def check(root):
     problems += check_placement(code)
     problems += check_races(texts)
     problems += check_machine(texts)
+    problems += check_width(texts)
     problems += check_top_level(paths)
     problems += check_readmes(set(paths), layer_table(cmake)[1])
     problems += check_rooms.check_rooms(code)

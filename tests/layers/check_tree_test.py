@@ -101,7 +101,8 @@ class Tree(unittest.TestCase):
         self.assertTrue(self.layers("daemon/core/a.cc", "proto/wire.h"))
         self.assertTrue(self.layers("planner/a.cc", "daemon/core/pool.h"))
         self.assertTrue(self.layers("proto/base/a.h", "proto/plan/plan.h"))
-        self.assertTrue(self.layers("client/a.cc", "client/torch/stream/shapes.h"))
+        self.assertTrue(self.layers("client/a.cc",
+                                    "client/torch/stream/shapes.h"))
 
     def test_the_table_covers_every_layer(self):
         uses, folders = check_tree.layer_table(self.cmake)
@@ -167,6 +168,24 @@ class Tree(unittest.TestCase):
             self.assertTrue(list(check_tree.check_machine({"a": text})), text)
         for text in good:
             self.assertEqual(list(check_tree.check_machine({"a": text})), [])
+
+    def test_a_line_over_80_columns_is_named_but_not_in_a_raw_string(self):
+        def found(path, text):
+            return list(check_tree.check_width({path: text}))
+        fits, long = "é" * 80, "é" * 81
+        for path in ("a.cc", "a.h", "a.cu", "a.cuh", "a.py", "a.js", "a.sh",
+                     "a.html", "a.css", "a.proto", "a.cmake",
+                     "tests/CMakeLists.txt"):
+            self.assertEqual(found(path, fits + "\n" + fits), [])
+            self.assertEqual(found(path, fits + "\n" + long + "\n"),
+                             [f"{path}:2: 81 columns, over 80"])
+        raw = f'f(R"x(\n{long})"\n{long})x");\n'
+        self.assertEqual(found("a.cc", raw), [])
+        self.assertEqual(found("a.cc", raw + long),
+                         ["a.cc:4: 81 columns, over 80"])
+        self.assertEqual(len(found("a.py", raw)), 2)
+        for path in ("README.md", "tests/fake_cuda/rules.h"):
+            self.assertEqual(found(path, long), [])
 
     def test_top_level_is_exactly_what_belongs_there(self):
         right = [f"{f}/README.md" for f in check_tree.TOP_LEVEL]

@@ -27,7 +27,8 @@ REMOVED = [
     ("client/torch/memory/region_allocator.cc",
      "void RegionAllocator::BeginSegment(", "region_mutex"),
     ("client/train/watch/rank_watch.cc", "void Console::Line(", "mutex_"),
-    ("daemon/service/threads/task_thread.cc", "void TaskThread::RunAfter(", "mutex_"),
+    ("daemon/service/threads/task_thread.cc",
+     "void TaskThread::RunAfter(", "mutex_"),
     ("kernels/device/sim/stream.cc", "bool SimStream::Next(", "mutex_"),
     ("planner/memory/greedy.cc", "std::optional<Heat> Next(", "mutex_"),
 ]

@@ -109,8 +109,9 @@ class Draw:
                  "--target", "all", "--target", "ci_programs"],
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             wrong = {(path, int(line)) for path, line in re.findall(
-                r"(?:^|[ /])((?:client|daemon|kernels|planner|proto)/\S+?\.(?:cc|h)):"
-                r"(\d+):\d+: (?:fatal error|error|note: in expansion of macro)",
+                r"(?:^|[ /])((?:client|daemon|kernels|planner|proto)/"
+                r"\S+?\.(?:cc|h)):(\d+):\d+: "
+                r"(?:fatal error|error|note: in expansion of macro)",
                 done.stdout, re.MULTILINE)}
             bad = [i for i, site in enumerate(self.drawn)
                    if (site.path, site.line) in wrong]

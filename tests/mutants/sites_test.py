@@ -41,8 +41,8 @@ class Sites(unittest.TestCase):
                      "  if (auto* a = Find(1)) {"):
             self.assertEqual(changes("a.cc", line) - {
                 ("auto* a = Find(1)", "auto* a = Find(2)")}, set(), line)
-        self.assertEqual(sites.of("a.py", 'def f():\n    """\n    g()\n    """'),
-                         [])
+        self.assertEqual(
+            sites.of("a.py", 'def f():\n    """\n    g()\n    """'), [])
 
     def test_a_planted_line_runs_the_old_or_the_new_code(self):
         text = "def f(a, b):\n    if a < b:\n        return 1\n    return 2\n"

@@ -112,7 +112,8 @@ class Documents(unittest.TestCase):
                 (["sluicectl", "plan", "v"], {"validate"}),
                 (["sluicectl", "--admin", "budget", "set", "--jo"], {"--job"}),
                 (["sluicectl", "budget", "--j"], {"--json"}),
-                (["sluiced", "--c"], {"--config", "--check-config", "--check-state"}),
+                (["sluiced", "--c"],
+                 {"--config", "--check-config", "--check-state"}),
                 (["sluiced-keeper", "--p"], {"--program"})):
             for shell in self.bash, self.zsh, self.fish:
                 with self.subTest(shell=shell.__name__, words=words):

@@ -220,7 +220,8 @@ class OnANode(unittest.TestCase):
                   f"! rm {folder}/session.sock && "
                   f"! {BUILD}/bin/sluicectl --socket {folder}/session.sock "
                   "--admin drain && "
-                  f"{BUILD}/bin/sluicectl --socket {folder}/session.sock status")
+                  f"{BUILD}/bin/sluicectl --socket {folder}/session.sock "
+                  "status")
         self.assertIn("driver sim", installed.run(
             "unshare", "--mount", "sh", "-c", inside))
 

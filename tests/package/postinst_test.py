@@ -64,7 +64,8 @@ class Postinst(unittest.TestCase):
         os.utime(path, (1, 1))
         self.script("preinst", "upgrade", "0.1.0")
         path.write_text(next_unit, encoding="ascii")
-        self.running(f"test $(stat -c %Y {path}) = 1 && echo NeedDaemonReload=no")
+        self.running(f"test $(stat -c %Y {path}) = 1 && "
+                     "echo NeedDaemonReload=no")
         _, calls = self.configure("0.1.0")
         self.assertEqual(list(self.folder.glob("*.earlier")), [])
         return calls
@@ -77,7 +78,8 @@ class Postinst(unittest.TestCase):
     def test_an_upgrade_restarts_after_a_check_of_the_state(self):
         _, calls = self.configure("0.1.0")
         asked = calls.index("--check-state")
-        self.assertLess(asked, calls.index("systemctl try-restart sluiced.service"))
+        self.assertLess(
+            asked, calls.index("systemctl try-restart sluiced.service"))
 
     def test_an_upgrade_runs_in_separate_steps(self):
         """The script sleeps after dpkg's work, and again after the checks

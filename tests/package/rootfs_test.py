@@ -36,7 +36,8 @@ class Check(Service):
         uid = int(self.inside.run("id", "-u", "sluice"))
         assert uid != 0 and status["Uid"].split() == [str(uid)] * 4, status
         assert int(status["CapEff"], 16) == 1 << 19, status["CapEff"]
-        assert "gpu" in self.inside.run("sluicectl", "--admin", "status").lower()
+        assert "gpu" in self.inside.run(
+            "sluicectl", "--admin", "status").lower()
 
     def looked_at(self):
         """The doctor finds no problem, and a support bundle leaves out nothing.
@@ -65,8 +66,9 @@ class Check(Service):
         with open(folder + "/watchdog.conf", "w", encoding="ascii") as file:
             file.write(WATCHDOG)
         self.inside.run("systemctl", "daemon-reload")
-        for way in (self.restart, self.reload, self.kill, self.kill, self.stand_still,
-                    self.misconfigure, self.upgrade, self.downgrade):
+        for way in (self.restart, self.reload, self.kill, self.kill,
+                    self.stand_still, self.misconfigure, self.upgrade,
+                    self.downgrade):
             stored = int(self.inside.show("NFileDescriptorStore"))
             assert stored > 10, f"{stored} descriptors are stored"
             longest = self.longest_step_beside(run_, way)

@@ -87,8 +87,9 @@ class Service:
         service freezes; then repairs it."""
         self.configure("[nonsense]\n")
         os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: self.inside.show("StatusText").startswith("frozen: "),
-                   "sluiced is frozen")
+        wait_until(
+            lambda: self.inside.show("StatusText").startswith("frozen: "),
+            "sluiced is frozen")
         assert "nonsense" in self.inside.show("StatusText")
         self.configure("")
         self.inside.run("systemctl", "restart", "sluiced")

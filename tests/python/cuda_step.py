@@ -512,8 +512,9 @@ def rounded(session: sluice.Session) -> None:
     in_bf16(session, tiny("qwen3"), {"cudnn"})
     # Flash computes blocks that the end of a document cuts.
     places = torch.cat([torch.arange(24), torch.arange(LENGTH - 24)])
-    in_bf16(session, tiny("qwen3", use_cache=False), {"cudnn", "flash"}, further={
-        "position_ids": places.expand(len(batch()["input_ids"]), -1)})
+    in_bf16(
+        session, tiny("qwen3", use_cache=False), {"cudnn", "flash"}, further={
+            "position_ids": places.expand(len(batch()["input_ids"]), -1)})
     deterministic(session)
 
 
@@ -609,7 +610,8 @@ def by_flash_through_windows(session: sluice.Session) -> None:
 def no_kernel(session: sluice.Session) -> None:
     """Tensors that the chosen kernel does not support are refused with the
     kernel's name. No other kernel computes them."""
-    for kernel, width, said in (("cudnn", 16, "have 4"), ("flash", 16, "have 4"),
+    for kernel, width, said in (("cudnn", 16, "have 4"),
+                                ("flash", 16, "have 4"),
                                 ("cudnn", 136, "have 136")):
         model, stream = tiny("qwen3", head_dim=width).to(GPU), None
         try:
@@ -774,7 +776,8 @@ def no_stream(arena: HostArena) -> None:
 def a_session_by_torchs_device(session: sluice.Session) -> None:
     with sluice.Session(session.socket, "of-1", device="cuda:1") as other:
         assert other.limits().device == 1
-    with sluice.Session(session.socket, "of-0", gpu=1, device="cuda:0") as other:
+    with sluice.Session(session.socket, "of-0", gpu=1,
+                        device="cuda:0") as other:
         assert other.limits().device == 0
 
 

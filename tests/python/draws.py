@@ -112,7 +112,8 @@ def drawn(number: int) -> Draw:
 def _step(draw: random.Random) -> Step:
     count = draw.choice([1, 2, 2])
     return Step(
-        before=tuple(_operation(draw) for _ in range(draw.choice([0, 1, 1, 2]))),
+        before=tuple(_operation(draw) for _ in range(
+            draw.choice([0, 1, 1, 2]))),
         calls=tuple(_call(draw) for _ in range(count)),
         between=tuple(_operation(draw) for _ in range(
             draw.choice([0, 0, 0, 1]))),

@@ -165,8 +165,9 @@ class AdamW(torch.optim.AdamW):
             nbytes = sum(bytes_of(local, count) for _, local, count in new)
             raise Error(error.status, (
                 f"AdamW: states of {sum(x.numel() for _, x, _ in new):,} "
-                f"parameters take {_gib(nbytes)} of host memory: let the daemon "
-                f"lend more, or shard over more ranks: {error.line}")) from error
+                f"parameters take {_gib(nbytes)} of host memory: let the "
+                "daemon lend more, or shard over more ranks: "
+                f"{error.line}")) from error
         self._views.update((p, views) for (p, _, _), views in zip(new, leased))
 
     def _set(self, p: torch.Tensor, values: Mapping[str, Any]) -> None:
@@ -212,7 +213,8 @@ class AdamW(torch.optim.AdamW):
                                       "leave it out, or take torch's AdamW")
             if isinstance(group["lr"], torch.Tensor):
                 raise Unsupported("AdamW", "lr is a tensor, which torch's "
-                                  "foreach kernels do not take", "pass a number")
+                                  "foreach kernels do not take",
+                                  "pass a number")
 
 
 def _count(p: torch.Tensor) -> int:
@@ -294,9 +296,10 @@ def _refuse_replicas(parameters: Iterable[torch.Tensor]) -> None:
         if ranks > 1 and held:
             nbytes = sum(bytes_of(p, _count(p)) for p in held)
             raise Unsupported("AdamW", (
-                f"DistributedDataParallel holds {sum(p.numel() for p in held):,}"
-                f" parameters whole on each of {ranks} ranks: their states would "
-                f"take {_gib(nbytes)} of host memory per rank, "
+                "DistributedDataParallel holds "
+                f"{sum(p.numel() for p in held):,} parameters whole on each of "
+                f"{ranks} ranks: their states would take {_gib(nbytes)} of "
+                "host memory per rank, "
                 f"{_gib(ranks * nbytes)} in all"), (
                 "shard the model with fully_shard (FSDP2), then they take "
                 f"{_gib(nbytes)} in all"))

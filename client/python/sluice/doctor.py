@@ -67,8 +67,9 @@ def _cuda() -> str:
         if not list(pathlib.Path("/dev").glob("nvidia[0-9]*")):
             return f"{torch.version.cuda}, and no GPU on this machine"
         raise RuntimeError(
-            f"{torch.version.cuda}, which finds no GPU though there is one: see "
-            "nvidia-smi, and whether the driver is new enough for this torch")
+            f"{torch.version.cuda}, which finds no GPU though there is one: "
+            "see nvidia-smi, and whether the driver is new enough for this "
+            "torch")
     nccl = ".".join(map(str, torch.cuda.nccl.version()))
     return (f"{torch.version.cuda}, NCCL {nccl}, {torch.cuda.device_count()} "
             "GPUs that this process sees")

@@ -132,7 +132,8 @@ def main():
         skip("there is no systemd, or no unshare")
     if subprocess.run(["unshare", "--mount", "true"], check=False).returncode:
         skip("this machine allows no namespaces")
-    passed = own_systemd.passes(__file__, "--boot", os.path.abspath(sys.argv[1]))
+    passed = own_systemd.passes(__file__, "--boot",
+                                os.path.abspath(sys.argv[1]))
     sys.exit(0 if passed else 1)
 
 

@@ -33,22 +33,36 @@ constexpr char kNoLookup[] = "driver functions are not looked up here";
 extern "C" {
 
 // clang-format off
-SLUICE_FAKE_REFUSE(cudaMallocAsync, "ours", kLease, void**, size_t, cudaStream_t)
+SLUICE_FAKE_REFUSE(cudaMallocAsync, "ours", kLease, void**, size_t,
+    cudaStream_t)
 SLUICE_FAKE_REFUSE(cudaFreeAsync, "ours", kLease, void*, cudaStream_t)
 SLUICE_FAKE_REFUSE(cudaDeviceSynchronize, "ours", kWholeDevice)
-SLUICE_FAKE_REFUSE(cudaMemcpy, "ours", kBlocking, void*, const void*, size_t, cudaMemcpyKind)
-SLUICE_FAKE_REFUSE(cudaDeviceGetDefaultMemPool, "unmodelled", kNoPools, cudaMemPool_t*, int)
-SLUICE_FAKE_REFUSE(cudaMemPoolGetAttribute, "unmodelled", kNoPools, cudaMemPool_t, cudaMemPoolAttr, void*)
-SLUICE_FAKE_REFUSE(cudaMemPoolSetAttribute, "unmodelled", kNoPools, cudaMemPool_t, cudaMemPoolAttr, void*)
-SLUICE_FAKE_REFUSE(cudaMemPoolSetAccess, "unmodelled", kNoPools, cudaMemPool_t, const cudaMemAccessDesc*, size_t)
-SLUICE_FAKE_REFUSE(cudaMemPoolTrimTo, "unmodelled", kNoPools, cudaMemPool_t, size_t)
-SLUICE_FAKE_REFUSE(cudaDeviceEnablePeerAccess, "unmodelled", kNoPeers, int, unsigned)
-SLUICE_FAKE_REFUSE(cudaMemcpyPeerAsync, "unmodelled", kNoPeers, void*, int, const void*, int, size_t, cudaStream_t)
-SLUICE_FAKE_REFUSE(cudaIpcGetMemHandle, "unmodelled", kNoIpc, cudaIpcMemHandle_t*, void*)
-SLUICE_FAKE_REFUSE(cudaIpcOpenMemHandle, "unmodelled", kNoIpc, void**, cudaIpcMemHandle_t, unsigned)
+SLUICE_FAKE_REFUSE(cudaMemcpy, "ours", kBlocking, void*, const void*, size_t,
+    cudaMemcpyKind)
+SLUICE_FAKE_REFUSE(cudaDeviceGetDefaultMemPool, "unmodelled", kNoPools,
+    cudaMemPool_t*, int)
+SLUICE_FAKE_REFUSE(cudaMemPoolGetAttribute, "unmodelled", kNoPools,
+    cudaMemPool_t, cudaMemPoolAttr, void*)
+SLUICE_FAKE_REFUSE(cudaMemPoolSetAttribute, "unmodelled", kNoPools,
+    cudaMemPool_t, cudaMemPoolAttr, void*)
+SLUICE_FAKE_REFUSE(cudaMemPoolSetAccess, "unmodelled", kNoPools, cudaMemPool_t,
+    const cudaMemAccessDesc*, size_t)
+SLUICE_FAKE_REFUSE(cudaMemPoolTrimTo, "unmodelled", kNoPools, cudaMemPool_t,
+    size_t)
+SLUICE_FAKE_REFUSE(cudaDeviceEnablePeerAccess, "unmodelled", kNoPeers, int,
+    unsigned)
+SLUICE_FAKE_REFUSE(cudaMemcpyPeerAsync, "unmodelled", kNoPeers, void*, int,
+    const void*, int, size_t, cudaStream_t)
+SLUICE_FAKE_REFUSE(cudaIpcGetMemHandle, "unmodelled", kNoIpc,
+    cudaIpcMemHandle_t*, void*)
+SLUICE_FAKE_REFUSE(cudaIpcOpenMemHandle, "unmodelled", kNoIpc, void**,
+    cudaIpcMemHandle_t, unsigned)
 SLUICE_FAKE_REFUSE(cudaIpcCloseMemHandle, "unmodelled", kNoIpc, void*)
-SLUICE_FAKE_REFUSE(cudaGraphNodeGetDependencies, "unmodelled", kNoGraphs, cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*, size_t*)
-SLUICE_FAKE_REFUSE(cudaGetDriverEntryPointByVersion, "unmodelled", kNoLookup, const char*, void**, unsigned, unsigned long long, cudaDriverEntryPointQueryResult*)
+SLUICE_FAKE_REFUSE(cudaGraphNodeGetDependencies, "unmodelled", kNoGraphs,
+    cudaGraphNode_t, cudaGraphNode_t*, cudaGraphEdgeData*, size_t*)
+SLUICE_FAKE_REFUSE(cudaGetDriverEntryPointByVersion, "unmodelled", kNoLookup,
+    const char*, void**, unsigned, unsigned long long,
+    cudaDriverEntryPointQueryResult*)
 // clang-format on
 
 }  // extern "C"

@@ -142,7 +142,8 @@ def mutants(source):
     # munmap is no function of the driver, so STATEMENTS does not match it.
     for match in re.finditer(r"\bmunmap(?=\()", text):
         yield (function_at(text, match.start()), "call munmap",
-               f"{text[:match.start()]}0{text[bracket_end(text, match.end()):]}")
+               f"{text[:match.start()]}0"
+               f"{text[bracket_end(text, match.end()):]}")
     for start, end, instead in guards(text):
         condition = text[start:end]
         # Calls in the condition are still made.

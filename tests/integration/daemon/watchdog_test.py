@@ -28,7 +28,8 @@ class Watchdog(unittest.TestCase):
             file.write('[device]\ndriver = "sim"\n[http]\nlisten = ""\n')
         self.began = time.monotonic()
         self.daemon = subprocess.Popen(
-            [SLUICED, "--config", config, "--runtime-dir", folder.name + "/run"],
+            [SLUICED, "--config", config,
+             "--runtime-dir", folder.name + "/run"],
             env={**os.environ, "NOTIFY_SOCKET": folder.name + "/notify.sock",
                  "WATCHDOG_USEC": str(int(PERIOD_S * 1e6))},
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -163,7 +163,8 @@ class Cuda(cuda_node.CudaTest):
         node = "--vocab 256 --hardware h100-80g --gpus 1 --zero 1".split()
         answer = subprocess.run(
             [os.path.join(harness.BIN, "sluicectl"), "plan", "train", *cut,
-             *MODEL, *node, "--no-keep", "--json"], capture_output=True, text=True, timeout=60)
+             *MODEL, *node, "--no-keep", "--json"],
+            capture_output=True, text=True, timeout=60)
         self.assertEqual(answer.returncode, 0, answer.stderr)
         desk = json.loads(answer.stdout)["host_bytes_per_node"]
         socket = self.cuda_daemon()

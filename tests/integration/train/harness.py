@@ -100,9 +100,9 @@ class TrainTest(unittest.TestCase):
         os.mkdir(runtime, 0o700)
         config = self.path(name + ".toml")
         with open(config, "w", encoding="utf-8") as file:
-            file.write(CONFIG.format(gpus=gpus, gpu_memory=gpu_memory,
-                                     host_memory=host_memory, sim=sim,
-                                     host_pool=host_pool or host_memory) + extra)
+            file.write(CONFIG.format(
+                gpus=gpus, gpu_memory=gpu_memory, host_memory=host_memory,
+                sim=sim, host_pool=host_pool or host_memory) + extra)
         return runtime, config
 
     def keeper(self, **settings):

@@ -42,7 +42,8 @@ class Nodes(either_node.NodeTest):
              self.sockets[node],
              # NCCL's fake identifies a GPU by its number, regardless of the
              # node.
-             "--gpu", ",".join(str(r) for r in range(WORLD) if NODES[r] == node),
+             "--gpu", ",".join(str(r) for r in range(WORLD)
+                               if NODES[r] == node),
              *flags],
             {"RANK": str(rank), "WORLD_SIZE": str(WORLD),
              "LOCAL_RANK": str(rank - NODES.index(node)),
@@ -107,8 +108,8 @@ class Nodes(either_node.NodeTest):
         holder = self.start(
             [harness.TRAIN, "train", *harness.MODEL, "--seq-len", "300",
              "--steps", "100000", "--hbm", "60MiB", "--data", self.text,
-             "--socket", self.sockets[1], "--job", "holder", "--gpu", "2", "--log-jsonl",
-             self.path("holder")],
+             "--socket", self.sockets[1], "--job", "holder", "--gpu", "2",
+             "--log-jsonl", self.path("holder")],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.wait_until(lambda: len(harness.lines_of(self.path("holder"))) > 1,
                         "the other job does not train")

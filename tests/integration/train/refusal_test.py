@@ -235,7 +235,8 @@ class Refusal(harness.TrainTest):
         self.assertRegex(err, r"error: step \d+: the loss is \S+ and the "
                               r"gradient norm -?(nan|inf)")
         self.assertRegex(err, r"\(lr 1e\+03, fp32\)")
-        self.assertRegex(err, r"lower --lr \(it was 1e\+03.*--clip 1; it is off")
+        self.assertRegex(err,
+                         r"lower --lr \(it was 1e\+03.*--clip 1; it is off")
         self.assertRegex(err, r"(the weight \S+ \(element \d+\) is not finite|"
                               r"all weights are finite|backward overflowed)")
 

@@ -46,7 +46,8 @@ def test_the_chosen_kernel_is_the_planners(case, monkeypatch):
     scores = blocks.Scores(0.5, 30.0 if "softcap" in further else None)
     asked = q, k, v, MASKS[mask], scores, case["asked"], "part" in further
     if case["kernel"] == "refused":
-        with pytest.raises(sluice.Unsupported, match="^kernel " + case["asked"]):
+        with pytest.raises(sluice.Unsupported,
+                           match="^kernel " + case["asked"]):
             blocks.kernel_of(*asked)
     else:
         assert blocks.kernel_of(*asked) == case["kernel"]

@@ -73,7 +73,8 @@ def test_a_daemon_starts_where_proc_shows_only_processes():
 REFUSES_PIDFDS = """
     import ctypes, struct
     load, is_not, refuse, allow = (0x20, 0, 0, 0), 0x15, 0x50001, 0x7fff0000
-    rules = [load, (is_not, 1, 0, 434), (is_not, 0, 1, 424),  # open, send_signal
+    rules = [load, (is_not, 1, 0, 434), \
+(is_not, 0, 1, 424),  # open, send_signal
              (0x06, 0, 0, refuse), (0x06, 0, 0, allow)]
     text = ctypes.create_string_buffer(
         b"".join(struct.pack("=HBBI", *rule) for rule in rules))
@@ -203,7 +204,8 @@ NEEDS_NEWER = rb"GLIBCXX_3.4.30", rb"GLIBCXX_3.4.99"
 
 @pytest.mark.parametrize("old, new, remedy", [
     (*NEEDS_NEWER, "install the libstdc++ of GCC 12 or newer"),
-    (b"GLIBC_2.34", b"GLIBC_2.99", "use a system with that glibc or a newer one, or the wheel")])
+    (b"GLIBC_2.34", b"GLIBC_2.99",
+     "use a system with that glibc or a newer one, or the wheel")])
 def test_an_old_system_library_is_named_with_its_version(
         tmp_path, old, new, remedy):
     needing(find_programs().library, old, new, tmp_path / "libsluice.so")
@@ -212,7 +214,8 @@ def test_an_old_system_library_is_named_with_its_version(
     name = "libstdc" if old in NEEDS_NEWER else "libc.so.6"
     assert line.startswith("sluice.Error: cannot load "), line
     assert re.search(rf"{name}\S* is too old: it ends at [\w.]+, and "
-                     f"{new.decode()} is needed: {re.escape(remedy)}", line), line
+                     f"{new.decode()} is needed: {re.escape(remedy)}",
+                     line), line
 
 
 def test_an_old_system_library_of_the_daemon_is_named(tmp_path, monkeypatch):

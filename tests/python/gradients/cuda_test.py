@@ -17,8 +17,8 @@ pytest_plugins = "fake_node"  # the fixture `node`
 @pytest.mark.parametrize("what", [
     "device", "fits", "tried_on_its_device", "host", "rerun", "swapped",
     "automatic", "planned", "drawn", "waits", "windows", "streams", "handover",
-    "rounded", "slots", "rounded_output", "by_efficient", "by_cudnn", "layouts", "by_scores",
-    "no_kernel", "by_flash_through_windows", "optimizer",
+    "rounded", "slots", "rounded_output", "by_efficient", "by_cudnn", "layouts",
+    "by_scores", "no_kernel", "by_flash_through_windows", "optimizer",
     deep("rounded_optimizer"), "a_session_by_torchs_device"])
 def test_a_step_is_exact_and_has_no_race(node, what):
     ran = node.run("cuda_step.py", what)
@@ -31,7 +31,8 @@ def test_a_step_is_exact_and_has_no_race(node, what):
 # fast as they can.
 LINK = """
 [cuda]
-links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, d2h_bytes_per_s = 3e8}]
+links = [{name = "pci-0000:3a:00.0", h2d_bytes_per_s = 3e8, \
+d2h_bytes_per_s = 3e8}]
 """
 
 

@@ -104,7 +104,8 @@ def test_a_small_twin_shows_which_layers_run_whole(session, monkeypatch):
     monkeypatch.setattr(Twins, "_made", noted)
     model = wrap_mlps(TokenShift, tiny(num_hidden_layers=4, vocab_size=1000))
     stream = sluice.stream(model, session=session, chunk=16, quiet=True)
-    assert made == [(True, 2, 512)] and [count for _, count in stream.whole] == [4]
+    assert made == [(True, 2, 512)] and [
+        count for _, count in stream.whole] == [4]
 
 
 @pytest.mark.parametrize("name", ALL)

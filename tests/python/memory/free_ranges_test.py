@@ -18,7 +18,8 @@ def interrupted_at(line, action):
     left = [line]
 
     def trace(frame, event, _):
-        if not frame.f_code.co_filename.endswith("sluice/memory/free_ranges.py"):
+        if not frame.f_code.co_filename.endswith(
+                "sluice/memory/free_ranges.py"):
             return None
         left[0] -= event == "line"
         if left[0] < 0:

@@ -166,5 +166,6 @@ def test_an_interrupt_of_a_copy_in_a_step_leaves_no_bytes(session):
 
 
 def test_an_interrupt_of_a_layer_leaves_no_bytes(session):
-    interrupt_steps(session, {"node/layer.py", "node/chunked_module.py", "attention/over_chunks.py",
+    interrupt_steps(session, {"node/layer.py", "node/chunked_module.py",
+                              "attention/over_chunks.py",
                               "node/hidden_rows.py", "node/rows.py"}, 4)

@@ -65,7 +65,8 @@ def test_stream_refuses_invalid_arguments(daemon, session, name):
     for value in WRONG[name]:
         given = {"model": model, "session": session, "quiet": True,
                  name: value}
-        assert_refused(lambda given=given: sluice.stream(**given), "stream: ", name)
+        assert_refused(lambda given=given: sluice.stream(**given),
+                       "stream: ", name)
     assert all("forward" not in vars(m) for m in model.modules())
     assert session.limits().host_free_bytes > 0
 
@@ -103,7 +104,8 @@ def test_every_argument_of_stream_has_a_kind_and_a_test():
     ({}, "pass a model, or layers")],
     ids=lambda v: v if isinstance(v, str) else "")
 def test_stream_refuses_invalid_layers(given, words):
-    assert_refused(lambda given=given: sluice.stream(**given), "stream: ", words)
+    assert_refused(lambda given=given: sluice.stream(**given),
+                   "stream: ", words)
 
 
 def test_a_refused_call_starts_no_daemon(monkeypatch):
@@ -205,7 +207,8 @@ def test_the_mean_of_a_shard_takes_only_a_sum(session):
 
 def test_same_rows_refuses_invalid_arguments():
     for group in (None, 3, -100):
-        assert_refused(lambda group=group: sluice.same_rows([1], group), "group")
+        assert_refused(lambda group=group: sluice.same_rows([1], group),
+                       "group")
     assert_refused(lambda: sluice.same_rows(3, None), "same_rows: ")
 
 

@@ -23,7 +23,8 @@ HOST_BYTES = 22 << 20
 def test_plan_changes_change_no_bit(tmp_path):
     """Runs the cases of changing.py. The last case kills the daemon."""
     with contextlib.closing(PrivateDaemon(
-            gpus=RANKS + 1, gpu_bytes=64 << 20, host_bytes=HOST_BYTES)) as daemon:
+            gpus=RANKS + 1, gpu_bytes=64 << 20,
+            host_bytes=HOST_BYTES)) as daemon:
         ranks = forked(lambda: run_ranks(
             RANKS, work, str(tmp_path / "group"), daemon.socket, daemon.pid))
     assert ranks.returncode == 0, ranks.stdout + ranks.stderr

@@ -58,8 +58,9 @@ def test_layers_without_a_backward_do_not_delay_the_plan(session):
 
 def test_the_profile_describes_the_measured_step(session, monkeypatch):
     seen = []
-    monkeypatch.setattr(type(session), "plan", lambda self, given, **_: seen.append(
-        given) or {"infeasible": "only looking"})
+    monkeypatch.setattr(
+        type(session), "plan", lambda self, given, **_: seen.append(
+            given) or {"infeasible": "only looking"})
     stream, _ = planned(session, tiny(), steps=3)
     stream.unstream()
     [given] = seen
@@ -115,8 +116,9 @@ def test_all_products_have_a_cost_if_each_replay_is_checked(
         session, monkeypatch):
     """With check="always" replays compute a layer's last product, too."""
     seen = []
-    monkeypatch.setattr(type(session), "plan", lambda self, given, **_: seen.append(
-        given) or {"infeasible": "only looking"})
+    monkeypatch.setattr(
+        type(session), "plan", lambda self, given, **_: seen.append(
+            given) or {"infeasible": "only looking"})
     stream, _ = planned(session, tiny(), steps=3, check="always")
     stream.unstream()
     assert all(c["recompute_seconds"] > 0 for c in seen[0]["classes"]

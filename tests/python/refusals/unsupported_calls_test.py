@@ -133,7 +133,8 @@ def test_a_failure_of_the_stream_itself_is_raised(session, monkeypatch):
     monkeypatch.setattr("sluice.hf.padding.watch", broken)
     # A model that no test has probed.
     with pytest.raises(Unsupported, match="of_ours"):
-        sluice.stream(tiny(intermediate_size=40), session=session, chunk=16, quiet=True)
+        sluice.stream(tiny(intermediate_size=40), session=session, chunk=16,
+                      quiet=True)
 
 
 def test_a_model_that_needs_more_than_ids_is_streamed(session):

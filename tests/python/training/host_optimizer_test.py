@@ -102,7 +102,8 @@ def test_a_large_parameter_is_cut_into_parts_of_a_bucket(session, bucket):
     large = [piece for piece in parts
              if piece.parameter is pair.model[2].weight]
     assert len(large) == -(-7 * 901 // (bucket // 8))
-    assert [piece.last for piece in large] == [False] * (len(large) - 1) + [True]
+    assert [piece.last for piece in large] == [
+        False] * (len(large) - 1) + [True]
     assert all(each.nbytes <= bucket for each in pair.ours._states._buckets)
 
 
@@ -466,7 +467,8 @@ def test_unsupported_options_are_refused_by_name(session, make, said):
 
 def test_invalid_arguments_are_refused(session):
     p = nn.Parameter(torch.ones(2))
-    for wrong in dict(lr=-1.0), dict(lr=torch.tensor(1.0)), dict(betas=(1., 0.)):
+    for wrong in (dict(lr=-1.0), dict(lr=torch.tensor(1.0)),
+                  dict(betas=(1., 0.))):
         with pytest.raises(ValueError):
             sluice.AdamW([p], session=session, **wrong)
     with pytest.raises(sluice.Invalid, match="AdamW: session = 'here'"):
@@ -474,7 +476,8 @@ def test_invalid_arguments_are_refused(session):
 
 
 @pytest.mark.parametrize("parameter, said", [
-    (lambda: torch.ones(2, dtype=torch.float64), "a float64 tensor.*pass float32"),
+    (lambda: torch.ones(2, dtype=torch.float64),
+     "a float64 tensor.*pass float32"),
     (lambda: torch.ones(2, dtype=torch.complex64), "a complex64 tensor"),
     (lambda: torch.ones(8)[::2], "with gaps in its memory"),
 ])

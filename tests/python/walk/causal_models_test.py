@@ -33,8 +33,8 @@ TABLES = {
 # decoders of an encoder model and of an encoder-decoder. Models that
 # gradients/stream_test covers run here only with SLUICE_DEEP=1.
 QUICK = (
-    "bart bert deepseek_v32 falcon gemma3 gemma4_text gpt_neo llama openai-gpt opt"
-    " qwen3_moe qwen3_next starcoder2 xglm"
+    "bart bert deepseek_v32 falcon gemma3 gemma4_text gpt_neo llama openai-gpt"
+    " opt qwen3_moe qwen3_next starcoder2 xglm"
     + DEEP * " deepseek_v3 gemma2 gpt2 gpt_oss"
 ).split()
 

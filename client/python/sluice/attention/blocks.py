@@ -45,8 +45,9 @@ def forward(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scores: Scores,
     """Returns (o, lse) over this block's keys; (0, -inf) if a row sees none."""
     kernel = kernel_of(q, k, v, mask, scores, asked, part)
     if kernel not in (SCORES, CPU):
-        return gpu_blocks.forward(kernel, q, k, v, mask,  # type: ignore[arg-type]
-                                  scores.scale)
+        return gpu_blocks.forward(
+            kernel, q, k, v, mask,  # type: ignore[arg-type]
+            scores.scale)
     if kernel == CPU:
         run = _strips if _is_cut(q, mask) else _flash
         q, k, v = _wide(q, k, v)

@@ -67,8 +67,8 @@ def loader_fault(line: str) -> str | None:
         last = f"ends at {name}_{newest.decode()}, and {needed} is needed"
     except (OSError, ValueError):
         last = f"lacks {needed}"
-    remedy = ("use a system with that glibc or a newer one, or the wheel, which "
-              "needs glibc 2.28" if name == "GLIBC" else
+    remedy = ("use a system with that glibc or a newer one, or the wheel, "
+              "which needs glibc 2.28" if name == "GLIBC" else
               "install the libstdc++ of GCC 12 or newer (the system's "
               "libstdc++6, or conda install -c conda-forge 'libstdcxx-ng>=12')"
               " and, if an older one is found before it, name its folder first"

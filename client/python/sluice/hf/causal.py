@@ -104,7 +104,8 @@ class Causal:
         """Returns whether the probe covers the logits of this call."""
         kept = given.get("logits_to_keep", 0)
         return (isinstance(kept, int) and kept == 0
-                and argument_table.wants(self.causal, given, "return_dict", True)
+                and argument_table.wants(
+                    self.causal, given, "return_dict", True)
                 and not (routers.asked(self.causal, given)
                          and self.head.units())
                 and _KNOWN.issuperset(name for name, value in given.items()

@@ -104,7 +104,8 @@ def take_documents(module: nn.Module, given: dict[str, Any]) -> Tensor | None:
     """Removes descriptions of documents from `given`, except position_ids.
     Returns the first row [B, S] of each row's document, if any. Raises
     `Unsupported` with an attention_mask, or without position_ids that agree."""
-    said = {name: given.pop(name, None) for name in argument_table.those("packed")}
+    said = {name: given.pop(name, None)
+            for name in argument_table.those("packed")}
     said = {name: value for name, value in said.items()
             if isinstance(value, Tensor)}
     if not said:

@@ -96,7 +96,8 @@ class Adapter(Model):
         self._patch_entry(stream, self._here(tried, tried.entry))
         self._take_layers(stream, tried)
         if self.dealing is not None and tried.dealing is not None:
-            trial_results.of_dealing(self.dealing, tried.dealing, self._like(tried))
+            trial_results.of_dealing(self.dealing, tried.dealing,
+                                     self._like(tried))
         trial_results.of_ends(self.ends, tried.ends)
         stream.in_host = stream.hidden == "host"
         if tried._head is not None:

@@ -129,8 +129,9 @@ class HostStates:
               behind: int) -> int:
         """Starts the copies of a bucket; returns the last one's ticket."""
         ticket = 0
-        for address, part in zip(bucket.addresses, _values(bucket, buffer).chunk(
-                len(bucket.addresses))):
+        for address, part in zip(
+                bucket.addresses,
+                _values(bucket, buffer).chunk(len(bucket.addresses))):
             if part.nbytes:
                 ticket = self._copies.start(direction, address, part,
                                             part.nbytes, behind)

@@ -80,7 +80,8 @@ class StandingRows(DeviceRows):
         self._place = place
 
     def tensor(self) -> Tensor:
-        return self._place.standing(self, self._tensor.shape, self._tensor.dtype)
+        return self._place.standing(self, self._tensor.shape,
+                                    self._tensor.dtype)
 
 
 class HostRows:

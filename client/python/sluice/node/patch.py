@@ -14,9 +14,9 @@ from torch import nn
 from sluice.base.errors import Unsupported
 
 _UNCOMPILED = (
-    "a streamed model and its layers run uncompiled; torch.compile of them, and "
-    "accelerate's compile_regions, change nothing: compile modules inside of "
-    "the layers instead, as layer.mlp.compile()")
+    "a streamed model and its layers run uncompiled; torch.compile of them, "
+    "and accelerate's compile_regions, change nothing: compile modules "
+    "inside of the layers instead, as layer.mlp.compile()")
 
 
 class Patch:

@@ -48,7 +48,8 @@ class Arguments:
                  kwargs: dict[str, Any], declared: Mapping[str, int | None]):
         self._positional = len(args)
         # See [Note: handed tensors] in shared_tensors.
-        self.hands = isinstance(kwargs.get(argument_table.HANDED), MutableMapping)
+        self.hands = isinstance(kwargs.get(argument_table.HANDED),
+                                MutableMapping)
         if self.hands:
             kwargs = {**kwargs, argument_table.HANDED: None}
         self._specs, self.leaves = [], []

@@ -107,8 +107,9 @@ class Step:
         self.kernels: set[str] = set()  # kernels of attention that ran
         self.turn = threading.RLock()  # the stream's lock, except in trials
         # Keeps the hidden states between layers.
-        self.hidden: Standing | OnDevice = InHost(arena, self.chunks, device) if (
-            in_host) else OnDevice(arena, self.chunks)
+        self.hidden: Standing | OnDevice = (
+            InHost(arena, self.chunks, device) if in_host
+            else OnDevice(arena, self.chunks))
         self._model, self._written = model, written
         # The products that the replays of a layer skip.
         self.spared: MutableMapping[nn.Module, Spared] = {}

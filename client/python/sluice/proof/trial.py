@@ -54,8 +54,9 @@ def run_whole(adapter: Layered, index: int, x: Tensor, seen: Seen, name: str,
 
     def forward(h: Tensor) -> Tensor:
         with numbered or contextlib.nullcontext():
-            y = _first(own(_Marked.apply(h, mark),  # noqa: F821, deleted after the call
-                           *args, **kwargs))
+            y = _first(own(
+                _Marked.apply(h, mark),  # noqa: F821, deleted after the call
+                *args, **kwargs))
         for end in leaves(y):
             if not any(end is t for t in (h, *layer.parameters(), *arguments)):
                 raise Unsupported(

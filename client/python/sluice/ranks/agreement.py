@@ -73,9 +73,10 @@ def agree(ranks: Ranks, outer: Asked | None, inner: Asked) -> int:
                 f"the {ranks.size} ranks of the sequence group do not agree on "
                 f"{', '.join(wrong)}" + (f" (rank {ranks.rank} of the group: "
                                          f"{shown})" if shown else "") +
-                ": give each of them the same whole rows and the same settings; "
-                "sluice deals sequences to the ranks, and sluice.same_rows() "
-                "makes of a loader one that gives all ranks the same"))
+                ": give each of them the same whole rows and the same "
+                "settings; sluice deals sequences to the ranks, and "
+                "sluice.same_rows() makes of a loader one that gives all ranks "
+                "the same"))
     return found[2][-1]
 
 

@@ -49,7 +49,8 @@ class PeerWatch:
     def of(ranks: Ranks | None, session: Session, device: torch.device
            ) -> PeerWatch | None:
         """Returns a watch; None if Gloo and the board report all failures."""
-        if ranks is None or device.type == "cpu" and not peer_line.several_nodes():
+        if ranks is None or (device.type == "cpu"
+                             and not peer_line.several_nodes()):
             return None
         return PeerWatch(ranks, session, device)
 

@@ -72,7 +72,8 @@ def shard(ranks: Ranks | None, own: Tensor | None, input_ids: Tensor,
         position_ids = torch.arange(input_ids.shape[1],
                                     device=input_ids.device)[None]
     shifted = None if labels is None else argument_table.shifted(labels)
-    count = None if labels is None else (shifted != argument_table.IGNORED).sum()
+    count = None if labels is None else (
+        shifted != argument_table.IGNORED).sum()
 
     def cut(rows: Tensor | None) -> Tensor | None:
         return rows if rows is None or own is None else rows.index_select(

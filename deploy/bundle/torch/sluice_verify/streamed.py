@@ -16,7 +16,8 @@ PROBED = 70  # rows, as in the package's own probe
 
 @contextlib.contextmanager
 def streamed(session: sluice.Session, model: Decoder, chunk: int, hidden: str,
-             mask: Tensor | None = None, kernel: str = "auto") -> Iterator[sluice.Stream]:
+             mask: Tensor | None = None,
+             kernel: str = "auto") -> Iterator[sluice.Stream]:
     """Context manager that moves the model to the GPU and streams it. `mask`:
     an example of the mask [1, 1, S, S] of later calls, or None; `kernel`: the
     argument of stream()."""
