@@ -153,9 +153,10 @@ constexpr char kExamples[] = R"(Examples:
   sluice-train check --seq-len 333 --chunk 64 --ranks 2 --heads 4
   sluice-train profile --private --ranks 2 > node.toml
 
-Each command has its own examples: sluice-train train --help. Exit status: 0
-done; 2 bad input; 3 GPU or host memory ran out; 4 a disk is full; 5 too many
-open files; 130 ended by Ctrl-C; 1 a fault.)";
+Each command has its own examples: sluice-train train --help.
+
+Exit status: 0 done; 2 bad input; 3 GPU or host memory ran out;
+  4 a disk is full; 5 too many open files; 130 ended by Ctrl-C; 1 a fault.)";
 
 constexpr char kTrainExamples[] = R"(Examples:
   # A tiny Llama on torch's own Python sources, with a daemon of its own:
