@@ -63,7 +63,7 @@ TEST(Topology, ALinkWithAMissingParentIsARoot) {
 TEST(Topology, InvalidLinksAreRefused) {
   EXPECT_THAT(
       Topology::Make({{"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("circle")));
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("form a cycle")));
   EXPECT_THAT(
       Topology::Make({{"c", 0, 0, "a"}, {"a", 0, 0, "b"}, {"b", 0, 0, "a"}}),
       StatusIs(absl::StatusCode::kInvalidArgument,

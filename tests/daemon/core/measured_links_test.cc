@@ -156,7 +156,7 @@ TEST(MeasuredLinks, MeasuredSpeedsApplyToTheNextDaemonFromItsStart) {
   EXPECT_EQ(other.core.live_policy().policy(), policy);
   ASSERT_EQ(other.core.log().events().size(), 1u);
   EXPECT_THAT(other.core.log().events().front().text,
-              HasSubstr("is not used: link old was measured"));
+              HasSubstr("are not used: link old was measured"));
 }
 
 }  // namespace
