@@ -183,7 +183,7 @@ class Rules(Verify):
             file.write("UnmapIdle assumed=7 answer=0 then=0\n")
         checks = self.verify("--only", "rules", fake="gpus=2,rules=" + played)
         self.assertEqual(self.status, 3)
-        self.assertIn("not of this table: 'UnmapIdle",
+        self.assertIn("no assumed rule of rules.h fits 'UnmapIdle",
                       checks["rules"]["reason"])
 
 
