@@ -180,8 +180,9 @@ class Ranks:
         with self._failing:
             # Autograd's thread may be faster than the interrupted one, which
             # would then be interrupted while it handles the same error.
-            if self._interrupted is not None:
-                _raise_in(self._interrupted, None)
+            thread, self._interrupted = self._interrupted, None
+            if thread is not None:
+                _raise_in(thread, None)
         assert self.failed is not None
         raise self.failed from cause
 
