@@ -36,9 +36,11 @@ def read(path):
 
 
 def record(path, names, ran, commit):
-    """Writes a row for each of `names`. `ran` maps names to (state, seconds);
-    other names keep their rows."""
+    """Writes a row for each of `names` and of the file's rows, which may be of
+    tests that this build lacks. `ran` maps names to (state, seconds); other
+    names keep their rows."""
     rows = read(path)
+    names = names | set(rows)
     for name, (state, seconds) in ran.items():
         rows[name] = Row(time.strftime("%Y-%m-%d"), commit[:8],
                          f"{seconds:.0f}", state)

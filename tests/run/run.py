@@ -99,7 +99,7 @@ class Runner:
 
     def run_tests(self, phase, limit):
         build = os.path.join(self.root, "build", phase.preset)
-        if not os.path.exists(os.path.join(build, "CTestTestfile.cmake")):
+        if not is_configured(build):
             return Result(phase.name, "skipped",
                           note=f"build/{phase.preset} is not configured")
         if phase.as_root and "^root$" in phase.select and os.geteuid() != 0:
@@ -216,6 +216,10 @@ class Runner:
         return status
 
 
+def is_configured(build):
+    return os.path.exists(os.path.join(build, "CTestTestfile.cmake"))
+
+
 def flaky(results):
     return [(result.phase, outcome) for result in results
             for outcome in result.outcomes if outcome.state == "flaky"]
@@ -301,8 +305,10 @@ def record_deep(results, root, commit):
     """Writes the results of the tier `deep` to tests/DEEP.md."""
     deep = {phase.name for phase in phases.PHASES
             if phase.tier == "deep" and phase.command}
-    tests = {entry.name for entry in suite.entries(
-        os.path.join(root, "build/release"), ("-L", "^deep$"))}
+    build = os.path.join(root, "build/release")
+    listed = suite.entries(build, ("-L", "^deep$")) if is_configured(
+        build) else []
+    tests = {entry.name for entry in listed}
     ran = {result.phase: (result.state, result.seconds)
            for result in results if result.phase in deep}
     ran |= {each.name: (each.state, each.seconds)

@@ -203,6 +203,14 @@ class Record(Small):
                           rows["demo"].result), ("01234567", "10", "failed"))
         self.assertEqual((rows["walk"].commit, rows["walk"].result),
                          ("abcdef01", "passed"))
+        record.record(path, {"walk"}, {}, "0")  # a build that lacks tests
+        self.assertEqual(record.read(path), rows)
+
+    def test_a_phase_is_recorded_without_a_configured_build(self):
+        os.makedirs(os.path.join(self.root, "tests"))
+        run.record_deep([run.Result("clang-tidy", "passed", 5)], self.root, "0")
+        rows = record.read(os.path.join(self.root, "tests/DEEP.md"))
+        self.assertEqual(rows["clang-tidy"].result, "passed")
 
     def test_only_deep_tests_and_deep_phases_are_recorded(self):
         self.lists = self.lists.replace("test(hangs unit", "test(slow deep")
