@@ -150,7 +150,7 @@ absl::Status Check(const Arguments& arguments) {
                     arguments.config.empty() ? "defaults" : arguments.config,
                     node.description));
     for (const std::string& warning : node.config.warnings) {
-      std::fputs(fmt::format("warning: {}\n", warning).c_str(), stderr);
+      std::fprintf(stderr, "warning: %s\n", warning.c_str());
     }
   }
   if (!arguments.check_state) return absl::OkStatus();

@@ -60,7 +60,8 @@ class LostOutput(Node):
 
     COMMANDS = ("status", "status --json", "jobs", "budget --json", "top",
                 "doctor", "plan validate", "plan swap --example", "--version",
-                "plan --help")
+                "plan --help", "plan train --model llama-8b --hardware "
+                "h100-80g --gpus 8 --seq-len 128K --compare --json")
 
     def test_sigpipe_does_not_end_the_daemon(self):
         self.start().send_signal(signal.SIGPIPE)

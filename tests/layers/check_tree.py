@@ -232,6 +232,17 @@ def check_locks(files):
                        f"ones of {ANNOTATED_LOCKS}, which clang can check")
 
 
+def check_prints(files):
+    """Yields calls of fmt::print, which throws if a stream is closed or its
+    disk is full: the exception would end the program."""
+    for path, text in files.items():
+        for number, line in enumerate(text.splitlines(), 1):
+            if path.endswith(CPP) and not path.startswith("tests/") and (
+                    "fmt::print" in line.split("//")[0]):
+                yield (f"{path}:{number}: fmt::print throws on a full disk: "
+                       "use std::fputs or std::fprintf")
+
+
 def check_races(files):
     """Checks that Sluice's own races are not hidden from ThreadSanitizer."""
     for path, text in files.items():
@@ -342,6 +353,7 @@ def check(root):
     problems = list(check_third_party(code))
     problems += check_layers(code, cmake)
     problems += check_locks(code)
+    problems += check_prints(code)
     problems += check_placement(code)
     problems += check_races(texts)
     problems += check_machine(texts)

@@ -135,6 +135,14 @@ class Tree(unittest.TestCase):
         for good in ("Mutex m;", "const MutexLock lock(m);", "// std::mutex"):
             self.assertEqual(list(check_tree.check_locks({"a.cc": good})), [])
 
+    def test_fmt_print_is_found_in_product_code(self):
+        line = '  fmt::print(stderr, "{}", what);\n'
+        self.assertEqual(len(list(check_tree.check_prints(
+            {"daemon/a.cc": line}))), 1)
+        self.assertEqual(list(check_tree.check_prints(
+            {"tests/a.cc": line, "daemon/a.cc": "  // fmt::print throws\n"})),
+            [])
+
     def test_code_that_hides_our_races_is_reported(self):
         def found(path, text):
             return list(check_tree.check_races({path: text}))

@@ -102,9 +102,8 @@ class Progress {
     if (terminal_) std::fputs("\r\033[K", stderr);
   }
   void Say(const std::string& what) {
-    const char* const before = terminal_ ? "\r\033[K" : "";
-    const std::string line = before + what + (terminal_ ? "" : "\n");
-    std::fputs(line.c_str(), stderr);
+    std::fprintf(stderr, "%s%s%s", terminal_ ? "\r\033[K" : "", what.c_str(),
+                 terminal_ ? "" : "\n");
     std::fflush(stderr);
   }
 

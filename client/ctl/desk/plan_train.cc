@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -920,9 +921,9 @@ absl::StatusOr<int> RunTrain(const TrainFlags& flags) {
   if (!flags.html.empty()) {
     SLUICE_RETURN_IF_ERROR(WriteOutput(flags.html, TrainPage(answer)));
   }
-  fmt::print(
-      flags.html == "-" ? stderr : stdout, "{}",
-      flags.json ? TrainObject(answer).dump() + "\n" : TrainWords(answer));
+  const std::string text =
+      flags.json ? TrainObject(answer).dump() + "\n" : TrainWords(answer);
+  std::fputs(text.c_str(), flags.html == "-" ? stderr : stdout);
   const bool no_length =
       !flags.seq_len && answer.longest && answer.longest->tokens == 0;
   return answer.estimate.fits && !no_length ? 0 : kDoesNotFit;

@@ -318,7 +318,7 @@ class Run {
     line += seconds > 0 ? fmt::format("{:6.1f} s", seconds)
                         : fmt::format(" {}", check.what);
     if (!reason.empty()) line += "  " + Printable(reason);
-    std::fputs((line + "\n").c_str(), stderr);
+    std::fprintf(stderr, "%s\n", line.c_str());
     std::fflush(stderr);
   }
 
@@ -331,9 +331,7 @@ class Run {
 };
 
 int Fail(const absl::Status& status) {
-  const std::string line =
-      fmt::format("error: {}\n", std::string(status.message()));
-  std::fputs(line.c_str(), stderr);
+  std::fprintf(stderr, "error: %s\n", std::string(status.message()).c_str());
   return 2;
 }
 
@@ -351,9 +349,8 @@ int Verify(const Options& options) {
   Run run(options, work->path());
   if (const absl::Status done = run.All(); !done.ok()) return Fail(done);
   if (options.json) std::fputs(run.Json().c_str(), stdout);
-  const std::string last = fmt::format("\n{}: {} is what to send back\n",
-                                       Name(run.status()), run.path());
-  std::fputs(last.c_str(), stderr);
+  std::fprintf(stderr, "\n%s: %s is what to send back\n", Name(run.status()),
+               run.path().c_str());
   std::fflush(nullptr);
   return ExitStatus(run.status());
 }
