@@ -12,7 +12,7 @@ from walk import configs
 
 import sluice
 from sluice import Unsupported
-from sluice.node.carried_state import BLOCK
+from sluice.node.carried_state import BLOCK, Cache
 
 if "update_conv_state" not in vars(transformers.Cache):
     pytest.skip("this transformers has no Cache.update_conv_state",
@@ -71,6 +71,22 @@ def test_gradients_are_the_models_own(session, name):
     of 193 is merged with the chunk before it."""
     steps(name, session, [batch(length=length, seed=length)
                           for length in (128, 150, 193)])
+
+
+def test_a_cache_argument_of_transformers_5_24_is_known(session, monkeypatch):
+    """It is called `cache`, and attention passes `kwargs` to `update`."""
+    name, model = "falcon_h1", configs.tiny("falcon_h1")
+    layer = type(model.model.layers[0])
+    own, update = layer.forward, Cache.update
+
+    def forward(self, hidden_states, cache=None, **given):
+        return own(self, hidden_states,
+                   **{**given, "past_key_values": cache})
+
+    monkeypatch.setattr(layer, "forward", forward)
+    monkeypatch.setattr(Cache, "update", lambda *args: update(
+        *args, kwargs={}))
+    steps(name, session, [batch(length=150)])
 
 
 @pytest.mark.parametrize("options", [

@@ -23,9 +23,10 @@ from walk import children, compare, configs, judge, plain
 WALK = pathlib.Path(__file__).resolve().parent
 TABLES = {
     # version of transformers -> (least number of exact rows, least number of
-    # exact rows with all layers by chunks)
-    "5.23.0": (180, 153),
-    "4.57.1": (129, 103),
+    # exact rows with all layers by chunks, most decoder-only rows not exact)
+    "5.24.0": (186, 158, 7),
+    "5.23.0": (180, 153, 6),
+    "4.57.1": (129, 103, 6),
 }
 # Models with grouped and shared heads, QK norm, windows, caps, sinks, latent
 # attention, mixtures of experts, learned positions, eager attention, their own
@@ -72,14 +73,14 @@ def test_the_table_names_every_name_of_the_installed_mapping_once():
 def test_no_model_in_a_table_is_wrong_and_few_are_unbuilt(version):
     found = collections.Counter(verdicts(version).values())
     assert set(found) <= {judge.EXACT, judge.REFUSED, judge.UNBUILT}, found
-    exact, by_chunks = TABLES[version]
+    exact, by_chunks, others = TABLES[version]
     assert found[judge.EXACT] >= exact
     assert sum(cells[2] == judge.EXACT and "layers whole: " not in cells[-1]
                for cells in table(version).values()) >= by_chunks
     rest = {name: cells[-1] for name, cells in table(version).items()
             if cells[2] != judge.EXACT and cells[1] in (
                 "decoder", "hybrid", "state space")}
-    assert len(rest) <= 6 and all(rest.values()), rest
+    assert len(rest) <= others and all(rest.values()), rest
     unbuilt = [name for name, cells in table(version).items()
                if cells[2] == judge.UNBUILT and cells[1] in (
                    "decoder", "hybrid")]
@@ -170,6 +171,15 @@ def test_disagreeing_plain_attentions_do_not_raise_the_limit(llama):
     row = judge.Row("llama", "LlamaForCausalLM")
     own, attention = judge.yardstick(row, off)
     assert attention == "sdpa" and max(own.values()) == 0 and row.reason
+
+
+def test_one_small_gradient_that_differs_is_no_disagreement(llama):
+    name = "model.layers.0.input_layernorm.weight"
+    steps = {"few": {
+        "eager": altered(llama["few"]["eager"], name, lambda g: 1e-4 * g),
+        "sdpa": altered(llama["few"]["eager"], name, lambda g: 1.01e-4 * g)}}
+    own, attention = judge.yardstick(judge.Row("llama", "Llama"), steps)
+    assert attention == "eager" and own[name] == pytest.approx(0.01, rel=0.01)
 
 
 def rows_of(function, limit_s: float = 30) -> list[judge.Row]:

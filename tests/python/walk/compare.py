@@ -23,8 +23,9 @@ import torch
 from .plain import Step, norm
 
 LEAST = 1e-5
-# Two attentions that differ by more than this do not only round differently:
-# they compute different things (one of them ignores a window, for example).
+# Two attentions whose gradients, all together, differ by more than this do not
+# only round differently: they compute different things (one of them ignores a
+# window, for example). One small gradient alone may differ by more.
 DISAGREE = 1e-3
 TIMES_OWN = 5.0
 NEGLIGIBLE = 1e-6
@@ -80,6 +81,17 @@ def own_differences(
             gap, size = _gap(gradient, other.gradients[name])
             gaps[name] = gap / size if size >= NEGLIGIBLE * whole else 0.0
         found = {n: max(gap, found.get(n, 0.0)) for n, gap in gaps.items()}
+    return found
+
+
+def apart(batches: list[dict[str, Step]]) -> float:
+    """Returns the largest difference between all gradients of a batch's two
+    steps, relative to the norm of the first one's."""
+    found = 0.0
+    for one, other in (steps.values() for steps in batches):
+        gaps = (_gap(gradient, other.gradients[name])[0]
+                for name, gradient in one.gradients.items())
+        found = max(found, math.hypot(*gaps) / norm(one.gradients))
     return found
 
 

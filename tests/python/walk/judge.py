@@ -95,11 +95,11 @@ def yardstick(
     of zero, and the attention that the streamed model is loaded with.
     """
     own = compare.own_differences(list(steps.values()))
-    if max(own.values()) <= compare.DISAGREE:
+    apart = compare.apart(list(steps.values()))
+    if apart <= compare.DISAGREE:
         return own, "eager"
     one, other = list(next(iter(steps.values())))
-    row.reason = (f"held against {other.upper()}: {one} differs by "
-                  f"{max(own.values()):.1g}")
+    row.reason = f"held against {other.upper()}: {one} differs by {apart:.1g}"
     return dict.fromkeys(own, 0.0), other
 
 

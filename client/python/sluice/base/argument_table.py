@@ -74,6 +74,7 @@ ARGUMENTS: dict[str, Argument] = {
     "original_hidden_states": Argument(1),  # [B, S, H], embeddings
     "ple_input_ids": Argument(1),
     "conv_mask": Argument(1),  # [B, S], true for rows that are not padding
+    "cache": _CACHE._replace(loss=True),  # transformers 5.24 and newer
     "past_key_values": _CACHE._replace(loss=True),
     "past_key_value": _CACHE,
     "layer_past": _CACHE,

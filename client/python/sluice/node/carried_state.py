@@ -42,7 +42,7 @@ def argument_of(layer: nn.Module) -> str | None:
 
 
 class Cache:
-    """Stands in for transformers' `Cache` (5.23, cache_utils) during one
+    """Stands in for transformers' `Cache` (5.24, cache_utils) during one
     forward of a layer, with only the methods that streamed layers call. A layer
     that calls another method runs whole. `after`: the layer's final states."""
 
@@ -82,8 +82,8 @@ class Cache:
         self.after["recurrent", layer_idx, state_idx] = recurrent_states
         return recurrent_states
 
-    def update(self, key_states: Tensor, value_states: Tensor,
-               layer_idx: int) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int,
+               **_: object) -> tuple[Tensor, Tensor]:
         """Returns k, v; attention over chunks adds those of earlier rows."""
         return key_states, value_states
 
