@@ -92,7 +92,7 @@ absl::Status ReadNumber(const toml::table& root, const HardwareKey& key,
     return Fault(source, fmt::format("'{}.{}' is missing or no number",
                                      key.table, key.name));
   }
-  const double most = key.fraction ? 1.0 : 1e30;
+  const double most = key.fraction ? 1.0 : 1e18;
   if (!(*value > 0 && *value <= most)) {
     return Fault(source,
                  fmt::format("'{}.{}' is {}; it must be above 0 and at most "
@@ -131,8 +131,8 @@ absl::StatusOr<Hardware> FromTable(const toml::table& root,
                                    std::string_view source) {
   SLUICE_RETURN_IF_ERROR(CheckKeys(root, source));
   Hardware hardware;
-  hardware.name = root["name"].value_or(std::string(source));
-  hardware.note = root["note"].value_or(std::string());
+  hardware.name = PrintableLine(root["name"].value_or(std::string(source)));
+  hardware.note = PrintableLine(root["note"].value_or(std::string()));
   hardware.gpus_per_node = root["node"]["gpus"].value_or(int64_t{0});
   if (hardware.gpus_per_node < 1 || hardware.gpus_per_node > 1024) {
     return Fault(source, fmt::format("'node.gpus' is {}; it must be 1 to 1024",

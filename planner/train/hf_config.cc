@@ -15,16 +15,14 @@ namespace {
 
 using plan::FieldReader;
 
-// A larger file is refused, because `sluicectl` reads the whole file.
-constexpr size_t kMostBytes = 16 << 20;
-
 // Traits and defaults of a family, from its configuration class in
 // transformers.
 struct Family {
   std::string_view name, causal_model;
-  // 0 stands for as many kv heads as heads, and a head_dim of hidden / heads.
-  int64_t kv_heads = 0, head_dim = 0;
+  // 0 stands for as many kv heads as heads, -1 for hidden / heads.
+  int64_t kv_heads = 0, head_dim = -1;
   const char* experts = "";  // a mixture's field with the number of experts
+  int64_t all_experts = 0, active_experts = 0;
 };
 constexpr Family kHfFamilies[] = {
     {"llama", "LlamaForCausalLM"},
@@ -33,8 +31,8 @@ constexpr Family kHfFamilies[] = {
     {"qwen3", "Qwen3ForCausalLM", 32, 128},
     {"gpt2", "GPT2LMHeadModel"},
     {"gpt_neox", "GPTNeoXForCausalLM"},
-    {"mixtral", "MixtralForCausalLM", 8, 0, "num_local_experts"},
-    {"qwen3_moe", "Qwen3MoeForCausalLM", 4, 0, "num_experts"}};
+    {"mixtral", "MixtralForCausalLM", 8, -1, "num_local_experts", 8, 2},
+    {"qwen3_moe", "Qwen3MoeForCausalLM", 4, -1, "num_experts", 128, 8}};
 
 // Fields that change neither the counted bytes nor the counted FLOPs.
 // clang-format off
@@ -120,9 +118,9 @@ class Reader {
   void RefuseWindows(std::string_view family) {
     if (!fields_.ok()) return;
     // qwen2 and qwen3 have a window that is not used by default. Null means no
-    // window; if the field is absent, transformers uses 4,096.
-    const bool used = Flag("use_sliding_window", family == "mistral");
-    const bool absent = !fields_.Has("sliding_window");
+    // window; if the field is absent, mistral uses 4,096, and mixtral none.
+    const bool used = Flag("use_sliding_window", family.starts_with("mi"));
+    const bool absent = family != "mixtral" && !fields_.Has("sliding_window");
     if (fields_.ok() && used && (absent || Given("sliding_window"))) {
       *status_ = absl::InvalidArgumentError(fmt::format(
           "sliding_window: {}: sliding windows are not modelled; null is none",
@@ -148,9 +146,9 @@ class Reader {
   }
   // Returns where the weights come from, if the file says so.
   std::string Origin() {
-    constexpr size_t kMost = 200;
     if (!Given("_name_or_path")) return "";
-    return Printable(fields_.Text("_name_or_path", kMost));
+    const nlohmann::json& origin = json_.at("_name_or_path");
+    return origin.is_string() ? PrintableLine(origin) : "";
   }
   // Returns the family that the file names, or the first on an error.
   const Family& ModelFamily() {
@@ -227,9 +225,8 @@ ModelShape LlamaLike(Reader& in, const Family& family) {
   model.kv_heads = in.Whole("num_key_value_heads",
                             family.kv_heads > 0 ? family.kv_heads : model.heads,
                             model.heads);
-  const int64_t even = model.heads > 0 ? model.hidden / model.heads : 0;
-  model.head_size =
-      in.Whole("head_dim", family.head_dim > 0 ? family.head_dim : even, even);
+  const int64_t head_dim = in.Whole("head_dim", family.head_dim, -1);
+  if (head_dim >= 0) model.head_size = head_dim;
   model.ffn = in.Whole("intermediate_size");
   model.vocab = in.Whole("vocab_size");
   model.gated = true;
@@ -240,8 +237,8 @@ ModelShape LlamaLike(Reader& in, const Family& family) {
 // Reads a mixture in which every layer has experts and no other FFN.
 ModelShape MixtureLike(Reader& in, const Family& family) {
   ModelShape model = LlamaLike(in, family);
-  model.experts = in.Whole(family.experts, 8);
-  model.active_experts = in.Whole("num_experts_per_tok", 2);
+  model.experts = in.Whole(family.experts, family.all_experts);
+  model.active_experts = in.Whole("num_experts_per_tok", family.active_experts);
   if (family.name == "mixtral") return model;
   model.ffn = in.Whole("moe_intermediate_size");
   in.RefuseDenseLayers();
@@ -276,7 +273,7 @@ absl::StatusOr<ModelShape> ReadHuggingFaceConfig(
     std::string_view json, std::string_view source,
     std::vector<std::string>* notes) {
   absl::Status status;
-  const nlohmann::json parsed = plan::ParseChecked(json, kMostBytes, &status);
+  const nlohmann::json parsed = plan::ParseChecked(json, json.size(), &status);
   Reader in(parsed, &status);
   in.RefuseUnknown();
   const std::string origin = in.Origin();

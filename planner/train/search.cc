@@ -236,6 +236,7 @@ std::vector<std::string> FlagsOf(const GivenSettings& given) {
       {"--interleave", given.interleave.has_value()},
       {"--recompute", given.recompute.has_value()},
       {"--alpha", given.alpha.has_value()},
+      {"--no-keep", !given.keep},
       {"--chunk", given.chunk.has_value()}};
   std::vector<std::string> names;
   for (const auto& [name, there] : flags) {
@@ -375,9 +376,13 @@ IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
                  const Estimate& asked) {
   IdleGpus idle{.gpus = request.gpus - asked.settings.gpus()};
   if (idle.gpus == 0) return idle;
-  const std::optional<int64_t> batch = BatchUsingAll(request, given);
-  idle.by_heads = batch != request.global_batch;
-  if (idle.by_heads) idle.batch = batch;
+  Request more = request;
+  more.global_batch = BatchUsingAll(request, given).value_or(0);
+  idle.by_heads = more.global_batch != request.global_batch;
+  if (!idle.by_heads) return idle;
+  const absl::StatusOr<Estimate> best = BestEstimate(more, given);
+  const bool none_idle = best.ok() && best->settings.gpus() == request.gpus;
+  if (none_idle) idle.batch = more.global_batch;
   return idle;
 }
 

@@ -58,7 +58,7 @@ struct IdleGpus {
   // times a divisor of the number of sequences, equals the number of GPUs.
   // False if using all GPUs takes longer or does not fit.
   bool by_heads = false;
-  std::optional<int64_t> batch;  // sequences per step that would use all GPUs
+  std::optional<int64_t> batch;  // the least sequences with which none is idle
 };
 // `asked` is the estimate of BestEstimate.
 IdleGpus WhyIdle(const Request& request, const GivenSettings& given,

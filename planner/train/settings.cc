@@ -14,6 +14,18 @@
 namespace sluice::planner::train {
 namespace {
 
+template <typename T>
+absl::StatusOr<T> FindNamed(const auto& all, std::string_view (*name_of)(T),
+                            const char* what, std::string_view name) {
+  std::string names;
+  for (const T each : all) {
+    if (name_of(each) == name) return each;
+    names += fmt::format(" {}", name_of(each));
+  }
+  return absl::InvalidArgumentError(
+      fmt::format("no {} '{}'; give one of{}", what, name, names));
+}
+
 bool TensorParallel(Method method) { return TraitsOf(method).Has("--tp"); }
 
 // Returns whether the settings of MEMO's tables (ZeRO 1, full recomputation, no
@@ -65,7 +77,8 @@ std::string Lacks(Engine engine, const GivenSettings& given) {
     return fmt::format("{} has --zero {} alone", EngineName(engine), zero);
   }
   if (trainer && given.dp.value_or(1) != 1) return "trainer has no --dp";
-  return !trainer && given.alpha ? "python has no --alpha" : "";
+  if (!trainer && given.alpha) return "python has no --alpha";
+  return !trainer && !given.keep ? "python has no --no-keep" : "";
 }
 
 class Enumeration {
@@ -98,14 +111,12 @@ class Enumeration {
  private:
   static constexpr int64_t kFewGpus = 64;
 
-  // Returns whether a number of ranks is tried. Ranks can share heads (rows are
-  // cut into parts), so powers of two, heads times powers of two, and multiples
-  // of 8 up to kFewGpus are tried besides divisors of the heads.
+  // Returns whether a number of ranks is tried, of which all are possible: any
+  // few, then multiples of 4, and above kFewGpus what cuts rows in 2^n parts.
   bool IsTried(int64_t sp) const {
-    const int64_t heads = request_.model.heads;
-    return given_.sp || heads % sp == 0 || std::has_single_bit(uint64_t(sp)) ||
-           (sp <= kFewGpus && sp % 8 == 0) ||
-           (sp % heads == 0 && std::has_single_bit(uint64_t(sp / heads)));
+    const int64_t parts = sp / std::gcd(sp, request_.model.heads);
+    return given_.sp || sp <= (sp % 4 == 0 ? kFewGpus : kFewGpus / 2) ||
+           std::has_single_bit(uint64_t(parts));
   }
 
   void SequenceParallel(Settings s) {
@@ -177,6 +188,7 @@ class Enumeration {
     s.chunk = given_.chunk.value_or(0);
     // Every rank needs at least one row of a chunk.
     if (s.chunk > 0 && s.chunk < s.sp) return;
+    if (Interleaves(request_, given_, s).empty()) return;
     s.memory_plan =
         given_.memory_plan.value_or(TraitsOf(request_.method).memory_plan);
     if (!HeadsDivide(request_, s)) {
@@ -221,6 +233,7 @@ absl::Status CheckKind(const Request& request, const GivenSettings& given) {
   const std::tuple<const char*, bool, bool> choices[] = {
       {"--recompute", given.recompute.has_value(), traits.recompute},
       {"--alpha", given.alpha.has_value(), traits.alpha},
+      {"--no-keep", !given.keep, request.method == Method::kSluice},
       {"--chunk", given.chunk.has_value(), traits.chunk}};
   for (const auto& [flag, is_given, has] : choices) {
     if (!is_given || has) continue;
@@ -267,13 +280,7 @@ std::vector<int64_t> Divisors(int64_t n) {
 std::string_view MethodName(Method method) { return TraitsOf(method).name; }
 
 absl::StatusOr<Method> FindMethod(std::string_view name) {
-  std::string names;
-  for (const Method method : kMethods) {
-    if (MethodName(method) == name) return method;
-    names += fmt::format(" {}", MethodName(method));
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("no method '{}'; there are{}", name, names));
+  return FindNamed<Method>(kMethods, &MethodName, "method", name);
 }
 
 std::string_view RecomputeName(Recompute recompute) {
@@ -282,11 +289,7 @@ std::string_view RecomputeName(Recompute recompute) {
 }
 
 absl::StatusOr<Recompute> FindRecompute(std::string_view name) {
-  for (const Recompute recompute : kRecomputes) {
-    if (RecomputeName(recompute) == name) return recompute;
-  }
-  return absl::InvalidArgumentError(fmt::format(
-      "--recompute is '{}'; it must be none, selective or full", name));
+  return FindNamed<Recompute>(kRecomputes, &RecomputeName, "recompute", name);
 }
 
 std::vector<Recompute> Recomputes(const Request& request,
@@ -305,14 +308,14 @@ std::vector<int64_t> Interleaves(const Request& request,
                                  const GivenSettings& given,
                                  const Settings& settings) {
   const int64_t sequences = request.global_batch / settings.dp;
-  if (given.interleave) return {*given.interleave};
-  if (!TraitsOf(request.method).Has("--interleave") || AsPublished(request) ||
-      settings.pp == 1 || sequences % settings.pp != 0) {
-    return {1};
+  std::vector<int64_t> most_first = {1};
+  if (TraitsOf(request.method).Has("--interleave") && settings.pp > 1 &&
+      sequences % settings.pp == 0) {
+    most_first = Divisors(int64_t(StageLayers(request, settings)));
+    std::ranges::reverse(most_first);
   }
-  const int64_t layers = (request.model.layers + settings.pp - 1) / settings.pp;
-  std::vector<int64_t> most_first = Divisors(layers);
-  std::ranges::reverse(most_first);
+  const int64_t only = given.interleave.value_or(AsPublished(request) ? 1 : 0);
+  if (only > 0) std::erase_if(most_first, [=](int64_t n) { return n != only; });
   return most_first;
 }
 
@@ -321,11 +324,7 @@ std::string_view EngineName(Engine engine) {
 }
 
 absl::StatusOr<Engine> FindEngine(std::string_view name) {
-  for (const Engine engine : kEngines) {
-    if (EngineName(engine) == name) return engine;
-  }
-  return absl::InvalidArgumentError(
-      fmt::format("no engine '{}'; there are trainer python", name));
+  return FindNamed<Engine>(kEngines, &EngineName, "engine", name);
 }
 
 absl::Status Validate(const Request& request, const GivenSettings& given) {
@@ -391,7 +390,8 @@ absl::StatusOr<std::vector<Settings>> Candidates(const Request& request,
   return absl::InvalidArgumentError(fmt::format(
       "no settings of {} on up to {} GPUs have what is given: dp must divide "
       "the global batch of {}, pp be at most {} layers, a chunk have a token "
-      "of each rank",
+      "of each rank, the degrees multiply to at most the GPUs, ep divide "
+      "experts and dp x cp (ZeRO 0, 1), pp sequences, --interleave layers",
       MethodName(request.method), request.gpus, request.global_batch,
       request.model.layers));
 }

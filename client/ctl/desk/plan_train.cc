@@ -93,9 +93,11 @@ struct TrainFlags {
 // Returns whether `name` names a file; else it names a preset.
 bool IsFile(const std::string& name, const char* ending) {
   std::error_code error;
+  const auto status = std::filesystem::status(name, error);
+  // A folder may have a preset's name, for example that of a downloaded model.
   return name.find('/') != std::string::npos ||
          std::filesystem::path(name).extension() == ending ||
-         std::filesystem::exists(name, error);
+         (exists(status) && !is_directory(status));
 }
 
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path) {
@@ -179,14 +181,25 @@ absl::StatusOr<planner::train::Hardware> HardwareOf(const TrainFlags& flags) {
 
 absl::StatusOr<int64_t> GlobalBatch(const TrainFlags& f) {
   if (!f.batch && !f.accumulate) return f.global_batch.value_or(16);
-  const int64_t product = f.batch.value_or(1) * f.accumulate.value_or(1);
-  if (f.global_batch.value_or(product) != product) {
-    return absl::InvalidArgumentError(fmt::format(
-        "--global-batch {} is not --batch {} times --accumulate {}: give one "
-        "of them",
-        *f.global_batch, f.batch.value_or(1), f.accumulate.value_or(1)));
+  constexpr int64_t kMost = 1 << 20;
+  const std::pair<const char*, int64_t> factors[] = {
+      {"--batch", f.batch.value_or(1)},
+      {"--accumulate", f.accumulate.value_or(1)}};
+  for (const auto& [flag, value] : factors) {
+    if (value >= 1 && value <= kMost) continue;
+    return absl::InvalidArgumentError(
+        fmt::format("{} is {}; it must be 1 to {}", flag, value, kMost));
   }
-  return product;
+  const int64_t product = factors[0].second * factors[1].second;
+  const int64_t all = f.global_batch.value_or(product);
+  // If only one factor is given, the other one follows.
+  const bool both = f.batch && f.accumulate;
+  if (both ? all == product : all % product == 0) return all;
+  return absl::InvalidArgumentError(fmt::format(
+      "--global-batch {} is not --batch {} times --accumulate {}: give one "
+      "of them",
+      all, f.batch ? fmt::format("{}", *f.batch) : "N",
+      f.accumulate ? fmt::format("{}", *f.accumulate) : "N"));
 }
 
 void AddTrainFlags(CLI::App& app, TrainFlags& f) {
@@ -476,8 +489,7 @@ std::string PartsTable(const NamedParts& parts, double whole, bool bytes) {
 std::string EvidenceText(const Request& request, const std::string& table) {
   if (!table.empty()) return "validated on " + table;
   return fmt::format("not validated: no published table has {} on {}",
-                     MethodName(request.method),
-                     Printable(request.hardware.name));
+                     MethodName(request.method), request.hardware.name);
 }
 
 std::string SpeedEvidence(const Request& request) {
@@ -514,8 +526,8 @@ std::string IdleText(const TrainAnswer& answer) {
   if (!idle.by_heads) return text + "with all of them the run is not faster";
   return text +
          fmt::format(
-             "no number of ranks that can share {} attention heads uses all "
-             "GPUs for {} sequences per step ({}){}",
+             "no number of ranks that the search tries for {} attention heads "
+             "uses all GPUs for {} sequences per step ({}){}",
              request.model.heads, request.global_batch, answer.batch_source,
              idle.batch ? fmt::format("; --global-batch {} does", *idle.batch)
                         : "");
@@ -739,18 +751,17 @@ std::vector<std::string> NotesOf(const TrainAnswer& answer) {
         "a caching allocator would reorganise its memory here, as it was seen "
         "to on {}; what that costs on {} was never measured and is not "
         "charged",
-        planner::train::kMemoHardware, Printable(request.hardware.name)));
+        planner::train::kMemoHardware, request.hardware.name));
   }
   const int64_t head_dim = request.model.head_dim();
   if (request.hardware.OtherHeads(head_dim)) {
     notes.push_back(fmt::format(
         "attention's speed on {} was measured over heads of {}, and this "
         "model's are of {}",
-        Printable(request.hardware.name), request.hardware.attention_head_dim,
-        head_dim));
+        request.hardware.name, request.hardware.attention_head_dim, head_dim));
   }
   if (!request.hardware.note.empty()) {
-    notes.push_back(Printable(request.hardware.note));
+    notes.push_back(request.hardware.note);
   }
   return notes;
 }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -431,6 +432,13 @@ TEST(PlanTrain, TakesTheTrainersFlags) {
   const std::string good =
       "train --model gpt-7b --hardware a800-80g --gpus 8 --seq-len 64K ";
   ExpectOneLine(good + "--global-batch 8 --batch 3", "--global-batch 8 is not");
+  // As in sluice-train, the factor that is not given follows.
+  const std::string batches = good + "--json --global-batch 8 ";
+  EXPECT_EQ(Plan(batches).out, Plan(batches + "--batch 2").out);
+  EXPECT_EQ(Plan(batches).out, Plan(batches + "--accumulate 4").out);
+  ExpectOneLine(good + "--batch -4 --accumulate -4", "--batch is -4");
+  ExpectOneLine(good + "--accumulate 4294967296 --batch 4294967296",
+                "--batch is 4294967296");
   ExpectOneLine(good + "--alpha much", "--alpha 'much'");
   ExpectOneLine(good + "--max-step 0h", "--max-step is 0 s");
   ExpectOneLine(good + "--max-step 3y", "--max-step");
@@ -466,6 +474,21 @@ TEST(PlanTrain, SearchedSettingsAreNamedAndMayBeGiven) {
   EXPECT_EQ(megatron["interleave"], 4);
 }
 
+// People work in folders with downloaded models.
+TEST(PlanTrain, AFolderWithTheNameOfAPresetIsNotRead) {
+  const testing::TempDir folder;
+  std::filesystem::create_directory(folder.File("llama-1b"));
+  std::filesystem::create_directory(folder.File("h100-80g"));
+  const std::string asked =
+      BinaryPath("sluicectl") +
+      " plan train --model llama-1b --hardware h100-80g --gpus 1 --seq-len 8K";
+  const ChildResult result =
+      Child::Spawn({"/bin/sh", "-c", "cd " + folder.path() + " && " + asked},
+                   {})
+          ->Join();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+}
+
 TEST(PlanTrain, BadInputIsOneLine) {
   const std::string good = " --hardware a800-80g --gpus 8 --seq-len 64K";
   ExpectOneLine("train" + good, "give --model");
@@ -485,7 +508,7 @@ TEST(PlanTrain, BadInputIsOneLine) {
   ExpectOneLine("train --model gpt-7b --method zigzag" + good,
                 "no method 'zigzag'");
   ExpectOneLine("train --model gpt-7b --method ring --recompute all" + good,
-                "--recompute is 'all'");
+                "no recompute 'all'");
   ExpectOneLine("train --model gpt-7b --method upipe --zero 1" + good,
                 "--zero is 1");
   ExpectOneLine("train --model gpt-7b --method megatron --ep 2" + good,

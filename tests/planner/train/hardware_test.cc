@@ -153,6 +153,22 @@ TEST(TrainHardware, Fp32ProductsAreHalfAsFastUnlessTheirKeyIsGiven) {
   EXPECT_EQ(told.matmul_fp32_efficiency, 0.45);
 }
 
+// A name goes to the terminal.
+TEST(TrainHardware, ControlCharactersOfANameAreReplaced) {
+  std::string text = Profile();
+  text.replace(0, text.find('\n'), R"(name = "a\u001b[31m\nb")");
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Hardware read, ReadHardware(text, "p"));
+  EXPECT_EQ(read.name, "a?[31m?b");
+}
+
+// Bytes are counted in int64_t.
+TEST(TrainHardware, MoreHostMemoryThanCanBeCountedIsRefused) {
+  std::string text = Profile();
+  text.replace(text.find("1e10"), 4, "1e19");
+  EXPECT_THAT(ReadHardware(text, "p"),
+              StatusIs(kInvalid, HasSubstr("'node.host_memory_bytes' is 1e")));
+}
+
 TEST(TrainHardware, FaultsNameFileKeyAndLimit) {
   EXPECT_THAT(
       ReadHardware(Profile("", "0.5", "attention_forward_64 = 0.3\n"), "p"),

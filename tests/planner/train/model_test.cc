@@ -105,6 +105,57 @@ TEST(HuggingFaceConfig, IsNamedByItsFamilyAndOriginOrFile) {
   EXPECT_EQ(origin.name, "qwen3 (Qwen/Qwen3-8B)");
 }
 
+// Training folders have long paths. The name is no reason to refuse a model.
+TEST(HuggingFaceConfig, AnyOriginIsRead) {
+  for (const std::string& origin :
+       {"\"/scratch/" + std::string(300, 'x') + "\"", std::string("5"),
+        std::string("\"a\\nb\"")}) {
+    std::string named(kQwen3);
+    named.insert(1, "\"_name_or_path\": " + origin + ", ");
+    SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape model,
+                                ReadHuggingFaceConfig(named, "c.json"));
+    EXPECT_EQ(model.name.find('\n'), std::string::npos);
+  }
+}
+
+// transformers refuses a Llama with such heads, too.
+TEST(HuggingFaceConfig, HeadsThatDoNotDivideTheHiddenSizeAreRefused) {
+  const auto read = [](const char* head_dim) {
+    return ReadHuggingFaceConfig(
+        fmt::format(R"({{"model_type": "llama", "num_hidden_layers": 2,
+          "hidden_size": 4100, "num_attention_heads": 32,
+          "intermediate_size": 64, "vocab_size": 64, "head_dim": {}}})",
+                    head_dim),
+        "c");
+  };
+  EXPECT_THAT(read("null"), StatusIs(kInvalidModel, HasSubstr("hidden 4100")));
+  EXPECT_THAT(read("128"), IsOk());
+}
+
+TEST(HuggingFaceConfig, AMixturesDefaultsAreItsFamilys) {
+  const auto read = [](const std::string& fields) {
+    return ReadHuggingFaceConfig(
+        R"({"num_hidden_layers": 2, "hidden_size": 64, "vocab_size": 64,
+          "num_attention_heads": 8, "intermediate_size": 64,
+          "moe_intermediate_size": 64, )" +
+            fields + "}",
+        "c");
+  };
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape qwen,
+                              read(R"("model_type": "qwen3_moe")"));
+  EXPECT_EQ(qwen.experts, 128);
+  EXPECT_EQ(qwen.active_experts, 8);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const ModelShape mixtral,
+                              read(R"("model_type": "mixtral")"));
+  EXPECT_EQ(mixtral.experts, 8);
+  EXPECT_EQ(mixtral.active_experts, 2);
+  // Mixtral's attention uses a window whenever the file has one.
+  EXPECT_THAT(read(R"("model_type": "mixtral", "sliding_window": 4096)"),
+              StatusIs(kInvalidModel, HasSubstr("sliding_window: 4096")));
+  EXPECT_THAT(read(R"("model_type": "mixtral", "sliding_window": null)"),
+              IsOk());
+}
+
 TEST(HuggingFaceConfig, FieldsThatAreNotModelledAreRefused) {
   const auto refusal = [](const char* field) {
     return std::string(

@@ -130,6 +130,30 @@ TEST(TrainRemedy, GpusThatMakeNothingFasterStayIdle) {
   EXPECT_EQ(WhyIdle(request, {}, eight).gpus, 0);
 }
 
+// 37 sequences would divide among 37 GPUs, but that is no faster.
+TEST(TrainRemedy, SequencesThatPutIdleGpusToUseAreNamedOnlyIfTheyDo) {
+  for (const int64_t gpus : {37, 12}) {
+    Request request = AskForRemedy("mistral-7b", "a800-80g", Method::kUpipe,
+                                   gpus, 1536 * kKibiTokens);
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate some, BestEstimate(request, {}));
+    const IdleGpus idle = WhyIdle(request, {}, some);
+    if (!idle.batch) continue;
+    request.global_batch = *idle.batch;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate all, BestEstimate(request, {}));
+    EXPECT_EQ(all.settings.gpus(), gpus);
+  }
+}
+
+TEST(TrainRemedy, FreeSettingsDropNoKeepToo) {
+  Request request = AskForRemedy("llama-8b", "h100-80g", Method::kSluice, 1,
+                                 512 * kKibiTokens);
+  const GivenSettings given = {.keep = false, .chunk = 4096 * kKibiTokens};
+  SLUICE_ASSERT_OK_AND_ASSIGN(const auto remedies,
+                              FindRemedies(request, given));
+  ASSERT_FALSE(remedies.empty());
+  EXPECT_THAT(remedies[0].without, ::testing::Contains("--no-keep"));
+}
+
 TEST(TrainRemedy, ARequestThatFitsHasNoRemedies) {
   SLUICE_ASSERT_OK_AND_ASSIGN(
       const auto remedies,

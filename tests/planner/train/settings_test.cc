@@ -43,7 +43,9 @@ TEST(TrainSettings, EveryCandidateDividesHeadsAndBatchAndTheFirstUsesAllGpus) {
     EXPECT_EQ(all.front().gpus(), 16);
     EXPECT_EQ(all.back().gpus(), 1);
     for (const Settings& s : all) {
-      if (method != Method::kFpdt) {
+      const bool rows_are_cut =
+          method == Method::kSluice && s.engine == Engine::kTrainer;
+      if (method != Method::kFpdt && !rows_are_cut) {
         EXPECT_EQ(32 % (s.tp * s.sp), 0);
       }
       EXPECT_LE(s.pp, 32);
@@ -180,14 +182,48 @@ TEST(TrainSettings, GpusThatHeadsAndSequencesCannotShareStayIdle) {
   EXPECT_EQ(idle.gpus, 1);
   EXPECT_TRUE(idle.by_heads);
   EXPECT_EQ(idle.batch, 2);  // 4 ranks per sequence
-  // sluice-train has no data parallelism, so no number of sequences uses 11
+  // sluice-train has no data parallelism, so no number of sequences uses 67
   // GPUs.
-  request.gpus = 11;
+  request.gpus = 67;
   const GivenSettings trainer = {.engine = Engine::kTrainer};
-  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate eight,
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate most,
                               BestEstimate(request, trainer));
-  EXPECT_EQ(eight.settings.gpus(), 8);
-  EXPECT_FALSE(WhyIdle(request, trainer, eight).batch.has_value());
+  EXPECT_LT(most.settings.gpus(), 67);
+  EXPECT_FALSE(WhyIdle(request, trainer, most).batch.has_value());
+}
+
+TEST(TrainSettings, SluiceTrainUsesAnyFewGpusWithoutBeingTold) {
+  Request request = AskGpt(Method::kSluice, 1, 1 << 20);
+  request.model = *FindModel("llama-8b");
+  request.hardware = *FindHardware("h100-80g");
+  request.global_batch = 1;
+  for (const int64_t gpus : {5, 6, 7, 12, 20}) {
+    request.gpus = gpus;
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate best, BestEstimate(request, {}));
+    SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate told,
+                                BestEstimate(request, {.sp = gpus}));
+    EXPECT_TRUE(told.fits);
+    EXPECT_LE(best.step_s, told.step_s) << gpus;
+    EXPECT_EQ(WhyIdle(request, {}, best).gpus, 0) << gpus;
+  }
+}
+
+// Megatron's pieces have the same number of layers, and each round of a
+// pipeline has as many sequences as stages.
+TEST(TrainSettings, OnlyPossibleInterleavingIsAnswered) {
+  Request request = AskGpt(Method::kMegatron, 8);
+  SLUICE_ASSERT_OK_AND_ASSIGN(const Estimate two,
+                              BestEstimate(request, {.interleave = 2}));
+  EXPECT_GT(two.settings.pp, 1);
+  EXPECT_EQ(two.settings.interleave, 2);
+  for (const GivenSettings& given : {GivenSettings{.pp = 2, .interleave = 5},
+                                     GivenSettings{.pp = 1, .interleave = 2}}) {
+    EXPECT_THAT(BestEstimate(request, given),
+                StatusIs(kInvalidSetting, HasSubstr("--interleave layers")));
+  }
+  request.global_batch = 5;
+  EXPECT_THAT(BestEstimate(request, {.pp = 2, .interleave = 2}),
+              StatusIs(kInvalidSetting));
 }
 
 // Otherwise 96 of 128 GPUs would be idle with Llama-8B's 32 heads, and 1 of 8
@@ -352,6 +388,12 @@ TEST(TrainSettings, ImpossibleStrategiesAreRefused) {
           "python has no --alpha");
   refused(AskGpt(Method::kSluice, 8), {.dp = 2, .alpha = 0},
           "no --dp; python has no --alpha");
+  refused(AskGpt(Method::kSluice, 8),
+          {.engine = Engine::kPython, .keep = false},
+          "python has no --no-keep");
+  refused(AskGpt(Method::kMegatron, 8), {.keep = false},
+          "--no-keep: method megatron");
+  refused(AskGpt(Method::kMegatron, 8), {.tp = 16}, "at most the GPUs");
 }
 
 TEST(TrainSettings, TokensAreReadAndWrittenInBinaryUnits) {
