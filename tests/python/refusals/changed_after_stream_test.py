@@ -313,3 +313,25 @@ def test_attention_that_becomes_bidirectional_is_refused(stream):
         layer.self_attn.is_causal = False
     with pytest.raises(sluice.Unsupported, match=r"layer 0 .*mixes tokens"):
         run(model, batch())
+
+
+def test_an_embedding_that_counts_tokens_from_now_on_is_exact(stream):
+    """Its gradient is divided by a token's frequency in all rows."""
+    models = [tiny(), tiny()]
+    stream(models[0])
+    run(models[0], batch())
+    for model in models:
+        model.model.embed_tokens.scale_grad_by_freq = True
+    assert_same(*(run(model, batch()) for model in models))
+
+
+def test_a_layer_that_would_now_run_whole_is_refused_with_a_remedy(stream):
+    model = tiny()
+    stream(model)
+    for layer in model.model.layers:
+        nn.utils.parametrizations.spectral_norm(layer.mlp.up_proj)
+    plain = copy.deepcopy(model)
+    with pytest.raises(sluice.Unsupported, match="unstream.* may run whole"):
+        run(model, batch())
+    stream(model)
+    assert_same(run(model, batch()), run(plain, batch()))

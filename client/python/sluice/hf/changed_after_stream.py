@@ -11,6 +11,8 @@ from sluice.base.errors import Unsupported
 from sluice.node.setting import forward_of, hooks_of
 
 AGAIN = "unstream(), change the model, and stream it again"
+# Attributes of modules that decide whether chunks are exact.
+_DECIDE = "is_causal", "scale_grad_by_freq"
 
 
 class Held:
@@ -46,8 +48,8 @@ class Held:
 
 
 class Inside:
-    """Detects changes of modules, hooks, instance forwards and `is_causal`
-    since `take`. Ignores FSDP2's hooks, which run around all rows."""
+    """Detects changes of modules, hooks, instance forwards and attributes of
+    _DECIDE since `take`. Ignores FSDP2's hooks, which run around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -67,7 +69,7 @@ class Inside:
         return self._now() != self._then
 
     def _now(self) -> list[tuple]:
-        return [(module, vars(module).get("is_causal"), *forward_of(module),
+        return [(module, *map(vars(module).get, _DECIDE), *forward_of(module),
                  *hooks_of(module)) for module in self._modules()]
 
 

@@ -341,9 +341,17 @@ class Adapter(Model):
         if self._inside is None or not self._inside.has_changed():
             return
         refuse_values_of_calls(self.layers)
-        with stream.probing_again():
-            tried = self._on_twins(stream, Adapter.try_layers)
-            self._take_layers(stream, tried)
+        try:
+            with stream.probing_again():
+                tried = self._on_twins(stream, Adapter.try_layers)
+        except Unsupported as refused:
+            if refused.has_remedy:
+                raise
+            raise Unsupported(refused.module, refused.feature, "undo the "
+                              "change, or unstream() and stream the model "
+                              "again, where such a layer may run whole"
+                              ) from refused
+        self._take_layers(stream, tried)
 
     def _renew_head(self, stream: Stream) -> None:
         with stream.probing_again():
