@@ -102,6 +102,26 @@ def test_a_product_that_is_read_is_computed(session, read):
         assert_same(each, expected)
 
 
+@pytest.mark.parametrize("read", [
+    lambda y: y * y, deep(lambda y: y.clamp(-0.1, 0.1)), deep(torch.tanh)])
+@pytest.mark.parametrize("place", ["mlp.down_proj", "self_attn.k_proj"])
+def test_a_product_that_is_read_from_a_later_step_on_is_computed(
+        session, place, read):
+    """A closure decides whether the layer reads it; no attribute, module or
+    argument of the layer changes."""
+    models, reads = [tiny(), tiny()], []
+    for layer in (each for m in models for each in m.model.layers):
+        layer.set_submodule(place, Reads(
+            layer.get_submodule(place),
+            lambda y: read(y) if reads else y))
+    stream = sluice.stream(models[0], session=session, chunk=16, quiet=True)
+    for step, on in enumerate([False, False, True, True, False]):
+        reads[:] = [True] * on
+        found, expected = (run(m, batch(seed=step)) for m in models)
+        assert_same(found, expected)
+    stream.unstream()
+
+
 class Gain(nn.Module):
     def __init__(self):
         super().__init__()

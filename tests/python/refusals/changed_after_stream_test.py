@@ -278,3 +278,60 @@ def test_a_loss_replaced_by_a_mean_over_rows_is_exact(
     expected = run(tiny(), inputs)
     assert_same(run(model, inputs), expected)
     assert made.head == "rows"  # by rows again once the loss is a sum
+
+
+def test_a_loss_that_later_adds_a_mean_over_rows_is_exact(stream):
+    """A value that the loss function reads decides whether it does."""
+    share = []
+
+    def loss(logits, labels, vocab_size, shift_labels=None,
+             num_items_in_batch=None, **_):
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        count = num_items_in_batch or (shift_labels != -100).sum()
+        total = nn.functional.cross_entropy(
+            logits.flatten(0, 1), shift_labels.flatten(), reduction="sum")
+        return total / count + sum(
+            one * logits.logsumexp(-1).square().mean() for one in share)
+
+    models = [tiny(), tiny()]
+    for model in models:
+        model.loss_function = loss
+    made = stream(models[0])
+    for shares in [], [0.1], [1e-4], []:
+        share[:] = shares
+        assert_same(*(run(model, batch(**LONG)) for model in models))
+    assert made.head == "rows"
+
+
+def test_attention_that_becomes_bidirectional_is_refused(stream):
+    model = tiny()
+    model.set_attn_implementation("sdpa")
+    stream(model)
+    run(model, batch())
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    with pytest.raises(sluice.Unsupported, match=r"layer 0 .*mixes tokens"):
+        run(model, batch())
+
+
+def test_an_embedding_that_counts_tokens_from_now_on_is_exact(stream):
+    """Its gradient is divided by a token's frequency in all rows."""
+    models = [tiny(), tiny()]
+    stream(models[0])
+    run(models[0], batch())
+    for model in models:
+        model.model.embed_tokens.scale_grad_by_freq = True
+    assert_same(*(run(model, batch()) for model in models))
+
+
+def test_a_layer_that_would_now_run_whole_is_refused_with_a_remedy(stream):
+    model = tiny()
+    stream(model)
+    for layer in model.model.layers:
+        nn.utils.parametrizations.spectral_norm(layer.mlp.up_proj)
+    plain = copy.deepcopy(model)
+    with pytest.raises(sluice.Unsupported, match="unstream.* may run whole"):
+        run(model, batch())
+    stream(model)
+    assert_same(run(model, batch()), run(plain, batch()))

@@ -81,6 +81,25 @@ class Indices(Mlp):
         return torch.zeros_like(y).index_add_(1, rows, y[:, rows])
 
 
+class FromTheEnd(Mlp):
+    """Scales the last 100 rows: more than the probe, or a chunk, has."""
+
+    def after(self, y, x):
+        rows = torch.arange(x.shape[1])
+        return torch.where(rows[:, None] < x.shape[1] - 100, y, 1.5 * y)
+
+
+class CountedDown(Mlp):
+    def after(self, y, x):
+        left = torch.arange(x.shape[1], 0, -1)
+        return torch.where(left[:, None] > 100, y, 1.5 * y)
+
+
+class Alternating(Mlp):
+    def after(self, y, x):
+        return y * (1 + torch.arange(1, x.shape[1] + 1) % 2)[:, None]
+
+
 class TwoUses(Mlp):
     """Uses row numbers both as positions and as indices of the layer's own
     rows."""
@@ -198,6 +217,23 @@ def test_layers_that_number_their_rows_are_exact(session, kind):
     assert bool(stream.numbered) is (kind is not Indices)
     for _ in range(2):
         assert_same(run(model, inputs), expected)
+
+
+def test_rows_that_alternate_are_exact_in_chunks_of_odd_length(session):
+    model, inputs = with_mlp(Alternating), batch(length=130)
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=17)
+    assert_same(run(model, inputs), expected)
+    assert stream.numbered and not stream.whole
+
+
+@pytest.mark.parametrize("kind", [FromTheEnd, CountedDown])
+def test_layers_that_number_their_rows_from_the_end_run_whole(session, kind):
+    model, inputs = with_mlp(kind), batch(length=130)
+    expected = unstreamed(model, inputs)
+    stream = sluice.stream(model, session=session, chunk=16)
+    assert_same(run(model, inputs), expected)
+    assert "from the sequence's end" in stream.whole[0][0].why
 
 
 class FromRow(Mlp):

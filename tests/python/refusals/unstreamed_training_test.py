@@ -7,6 +7,7 @@ from __future__ import annotations
 import copy
 import io
 import threading
+import types
 
 import peft
 import pytest
@@ -66,6 +67,7 @@ KINDS = {
     "lokr": peft.LoKrConfig(r=4, **AMONG),
     "oft": peft.OFTConfig(r=4, oft_block_size=0, **AMONG),
     "hra": peft.HRAConfig(r=4, **AMONG),
+    "shira": peft.ShiraConfig(r=4, **AMONG),  # has sparse tensors
     "layer norms": peft.LNTuningConfig(target_modules=["input_layernorm"],
                                        **TASK),
     "adaption prompt": peft.AdaptionPromptConfig(
@@ -102,6 +104,20 @@ def test_prefix_tuning_is_refused_in_stream_by_name(stream):
     stream(model)
     with pytest.raises(sluice.Unsupported, match="past_key_values in trai"):
         run(with_adapter(config, model), batch())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_adapters_that_count_the_rows_of_a_sequence_are_refused(stream, count):
+    """aLoRA's adapters act on the last rows, as many as each call says. In
+    chunks of 16 rows they would act on the last rows of each chunk."""
+    model = peft.get_peft_model(tiny(), peft.LoraConfig(
+        r=2, target_modules=["q_proj"], alora_invocation_tokens=[7, 8],
+        task_type="CAUSAL_LM"))
+    stream(model)
+    inputs = batch(count, 140)
+    inputs["input_ids"][:, 60:62] = torch.tensor([7, 8])
+    with pytest.raises(sluice.Unsupported, match="alora_offsets, which PEFT"):
+        run(model, inputs)
 
 
 def test_an_adapter_added_after_stream_is_exact(stream):
@@ -252,6 +268,48 @@ def test_custom_layers_added_after_stream_are_refused(session, hidden):
     with pytest.raises(sluice.Unsupported, match="layer 1.* came after"):
         loss_of(model, tokens())
     made.unstream()
+
+
+def replace_forward(module):
+    module.forward = types.MethodType(
+        lambda self, *args, **kwargs: type(self).forward(
+            self, *args, **kwargs), module)
+
+
+def test_a_decoders_forward_that_replaces_the_streamed_one_is_reported(stream):
+    model = tiny()
+    made = stream(model)
+    run(model, batch())
+    replace_forward(model.model)
+    with pytest.warns(UserWarning, match="trains unstreamed"):
+        assert_same(run(model, batch()), unstreamed(tiny(), batch()))
+    assert made.stats().steps == 1
+
+
+def test_a_layers_forward_that_replaces_the_streamed_one_is_refused(stream):
+    model = tiny()
+    stream(model)
+    replace_forward(model.model.layers[1])
+    with pytest.raises(sluice.Unsupported,
+                       match="forward came after sluice.stream: unstream"):
+        run(model, batch())
+
+
+def test_layers_that_are_left_out_by_chance_are_refused_with_a_remedy(session):
+    def made():
+        return tiny("opt", ffn_dim=48, word_embed_proj_dim=32, dropout=0.0,
+                    num_hidden_layers=3)
+
+    model = made()
+    model.model.decoder.layerdrop = 0.5
+    with pytest.raises(sluice.Unsupported, match="set layerdrop = 0"):
+        sluice.stream(model, session=session, quiet=True)
+    model = made()
+    stream = sluice.stream(model, session=session, chunk=16, quiet=True)
+    model.model.decoder.layerdrop = 1.0
+    with pytest.raises(sluice.Unsupported, match="set layerdrop = 0"):
+        run(model, batch())
+    stream.unstream()
 
 
 def test_a_layer_deleted_after_stream_is_not_run(stream):

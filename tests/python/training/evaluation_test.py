@@ -200,6 +200,26 @@ def test_logits_that_cannot_be_made_any_more_are_refused(session, name,
         logits.argmax(-1)
 
 
+@pytest.mark.parametrize("hook", [
+    lambda logits: logits.register_hook(lambda g: g / 2),
+    lambda logits: logits.retain_grad()])
+def test_hooks_on_logits_that_the_loss_does_not_read_are_refused(session, hook):
+    model, stream = streamed(session)
+    with pytest.raises(sluice.Unsupported, match="hook|retain_grad.*head = "):
+        hook(model(**batch()).logits)
+    stream.head = "whole"
+    hook(model(**batch()).logits)
+
+
+def test_logits_read_under_autocast_leave_later_forwards_their_gradients(
+        session):
+    model, _ = streamed(session)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**batch()).logits.sum()
+        model(batch()["input_ids"], logits_to_keep=40).logits.sum().backward()
+    assert model.lm_head.weight.grad.any()
+
+
 def test_mixed_precision_loops_do_not_compute_logits(session):
     """accelerate converts a model's outputs to fp32. This must not compute the
     logits."""

@@ -178,6 +178,15 @@ def test_a_copy_computes_with_its_own_weights_and_is_not_streamed(streamed):
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_a_copy_that_is_streamed_too_runs_its_head_by_rows(streamed):
+    model = tiny()
+    streamed(model)
+    twin = copy.deepcopy(model)
+    stream = streamed(twin)
+    assert_same(run(twin, batch()), run(tiny(), batch()))
+    assert stream.head == "rows" and stream.stats().blocks > 0
+
+
 def test_stream_keeps_the_forwards_signature(streamed):
     model = tiny()
     before = inspect.signature(model.forward)

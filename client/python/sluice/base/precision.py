@@ -19,11 +19,13 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype in _WIDE else x.to(wide_dtype(x))
 
 
-def autocast_now(device: torch.device) -> torch.autocast:
-    """Returns a context that repeats the current autocast setting."""
+def autocast_now(device: torch.device, caches: bool | None = None
+                 ) -> torch.autocast:
+    """Returns a context that repeats the current autocast setting. `caches`:
+    whether it caches casts of weights; None: as now."""
     kind = device.type
     return torch.autocast(kind, torch.get_autocast_dtype(kind),
-                          torch.is_autocast_enabled(kind))
+                          torch.is_autocast_enabled(kind), caches)
 
 
 def near(found: Tensor | None, wanted: Tensor | None, limit: float,

@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import types
 from collections.abc import Callable
 from typing import Any
 
@@ -42,8 +41,6 @@ class Causal:
         self._foreign = (not self.head.is_of_transformers()
                          or causal.get_output_embeddings() is None)
         self._loss_function = causal.loss_function
-        self._tried: list[Any] = []  # `_calls()` at the last `_sums_rows()`
-        self._adds_up = False
         self._inside = Inside(lambda: [
             m for m in self.head.modules() if m is not causal])
 
@@ -120,18 +117,13 @@ class Causal:
             kind) if torch.is_autocast_enabled(kind) else None)
         return (given.get("labels") is not None and not half
                 and self.causal.loss_function == self._loss_function
-                and self._loss_adds_up())
-
-    def _loss_adds_up(self) -> bool:
-        """Returns whether the loss function is a sum over rows divided by a
-        count. Tries again if a library has replaced one of its callees."""
-        called = _calls(self.causal.loss_function)
-        if not called or list(map(id, called)) != list(map(id, self._tried)):
-            self._tried, self._adds_up = called, self._sums_rows()
-        return self._adds_up
+                and self._sums_rows())
 
     def _sums_rows(self) -> bool:
-        logits = torch.linspace(-1, 1, 32).view(1, 4, 8)
+        """Returns whether the loss function is a sum over rows divided by a
+        count. Tried in each call: a library may have replaced a function that
+        it calls, and the user a value that it reads."""
+        logits = torch.linspace(-9, 9, 32, dtype=torch.float32).view(1, 4, 8)
         labels = torch.tensor([[1, 5, 2, 7]])
 
         def of(a: int, b: int) -> float:
@@ -143,7 +135,7 @@ class Causal:
         try:
             with torch.no_grad():
                 whole = of(0, 4)
-                return abs(whole - of(0, 1) - of(1, 4)) <= 1e-4 * abs(whole)
+                return abs(whole - of(0, 1) - of(1, 4)) <= 2e-6 * abs(whole)
         except Exception:  # unknown: the function needs other arguments
             return True
 
@@ -206,20 +198,3 @@ def _shifted(given: dict[str, Any]) -> Tensor | None:
     if shifted is None and isinstance(labels, Tensor) and labels.dim() == 2:
         shifted = argument_table.shifted(labels)
     return shifted
-
-
-def _calls(function: Any, depth: int = 2) -> list[Any]:
-    """Returns `function`, its code, and functions that it names, as globals or
-    attributes of modules, to `depth` levels; [] without Python code."""
-    code = getattr(function, "__code__", None)
-    if code is None or depth == 0:
-        return []
-    found, modules = [function, code], []
-    values = [function.__globals__.get(name) for name in code.co_names]
-    for value in values:
-        if isinstance(value, types.ModuleType) and value not in modules:
-            modules.append(value)
-            values += [vars(value).get(name) for name in code.co_names]
-        elif callable(value) and value is not function:
-            found += [value, *_calls(value, depth - 1)]
-    return found

@@ -2,6 +2,7 @@
 new hooks or modules inside are probed again."""
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 from torch import nn
@@ -10,6 +11,8 @@ from sluice.base.errors import Unsupported
 from sluice.node.setting import forward_of, hooks_of
 
 AGAIN = "unstream(), change the model, and stream it again"
+# Attributes of modules that decide whether chunks are exact.
+_DECIDE = "is_causal", "scale_grad_by_freq"
 
 
 class Held:
@@ -45,8 +48,8 @@ class Held:
 
 
 class Inside:
-    """Detects changes of modules, hooks and instance forwards since `take`.
-    Ignores FSDP2's hooks, which run around all rows."""
+    """Detects changes of modules, hooks, instance forwards and attributes of
+    _DECIDE since `take`. Ignores FSDP2's hooks, which run around all rows."""
 
     def __init__(self, modules: Callable[[], Iterable[nn.Module]]):
         self._modules = modules
@@ -66,8 +69,8 @@ class Inside:
         return self._now() != self._then
 
     def _now(self) -> list[tuple]:
-        return [(module, *forward_of(module), *hooks_of(module))
-                for module in self._modules()]
+        return [(module, *map(vars(module).get, _DECIDE), *forward_of(module),
+                 *hooks_of(module)) for module in self._modules()]
 
 
 def warn_of_hooks(layers: Iterable[nn.Module],
@@ -80,6 +83,22 @@ def warn_of_hooks(layers: Iterable[nn.Module],
                      "and again in backward; a hook of the layer itself is "
                      "called once per forward, with all rows")
                 return
+
+
+def refuse_values_of_calls(layers: Iterable[nn.Module]) -> None:
+    """Raises `Unsupported` if hooks of PEFT's pass values of this call to
+    adapters in layers: they count the rows of whole sequences, as aLoRA's do,
+    or have an entry per sequence, which a probe does not."""
+    for layer in layers:
+        for name, module in layer.named_modules():
+            for hook in hooks_of(module):
+                if isinstance(hook, functools.partial) and (
+                        hook.func.__module__.startswith("peft.")):
+                    raise Unsupported(
+                        f"'{name}' of {type(layer).__name__}", " and ".join(
+                            hook.keywords) + ", which PEFT passes to its "
+                        "adapters in each call", "train an adapter that needs "
+                        "no such values (LoRA, not aLoRA or Poly)")
 
 
 def _is_a_users(hook: Callable) -> bool:

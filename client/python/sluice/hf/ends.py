@@ -33,6 +33,7 @@ from sluice.node.hidden_rows import InHost, Whole
 from sluice.node.setting import unchanged
 from sluice.node.step import Step
 from sluice.node.streamed import Stream
+from sluice.proof.captured_calls import DROPS
 
 _DEALT, _CUT = argument_table.those("dealt"), argument_table.those("cut")
 LEFT = "padding on the left"
@@ -103,13 +104,16 @@ class Ends:
         given = self.with_positions(given)
         ended = None
         with contextlib.ExitStack() as stack:
-            self._enter(stack, self._first(step, given))
+            waiting = self._enter(stack, self._first(step, given))
             if isinstance(step.hidden, InHost) or self._left is not None:
                 stack.enter_context(self.last.register_forward_hook(_end))
             try:
                 out = own(**all_given)
             except Recorded as caught:  # leave at once: `caught` holds all rows
                 ended = caught.args
+        if waiting:
+            raise Unsupported(self.decoder, "a forward that leaves its first "
+                              "layer out", DROPS)
         if ended is not None:
             (y,) = ended
             return self._last(step, y, given)
@@ -125,9 +129,10 @@ class Ends:
             return given
         return {**given, "position_ids": self.counts(mask.long())}
 
-    def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> None:
+    def _enter(self, stack: contextlib.ExitStack, x: Tensor) -> list[Tensor]:
         """Replaces the first layer's input by x, and the embedding by a
-        stand-in: no embeddings are held while the layers run."""
+        stand-in: no embeddings are held while the layers run. Returns a list
+        that is empty once the first layer has run."""
         waiting, dtype = [x], x.dtype  # x is freed once it is used
 
         def instead(layer: nn.Module, args: tuple, kwargs: dict) -> tuple:
@@ -138,6 +143,7 @@ class Ends:
         stack.enter_context(self._embedding(dtype))
         stack.enter_context(self.first.register_forward_pre_hook(
             instead, prepend=True, with_kwargs=True))
+        return waiting
 
     def _refusal(self, given: dict[str, Any]) -> str | None:
         """Returns what in this call or its modules prevents chunks, or None."""
@@ -223,7 +229,8 @@ class Ends:
                 self._own(given, rows, stand_in.record)
             except Recorded as recorded:
                 return recorded.args[0]
-        raise RuntimeError("the decoder does not call its layers")
+        raise Unsupported(self.decoder, "a forward that leaves all layers out",
+                          DROPS)
 
     def answer_of(self, given: dict[str, Any], rows: range, y: Tensor,
                   as_tuple: bool) -> Any:

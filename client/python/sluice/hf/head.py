@@ -52,8 +52,10 @@ class Head:
     def is_of_transformers(self) -> bool:
         """Returns whether the model's forward is one of transformers: a user's
         may distinguish calls in ways that no probe covers."""
-        own = type(self.causal).forward
-        return getattr(self.own, "func", None) is own and (
+        own, mine = type(self.causal).forward, self.own
+        # A copy of a streamed model has its class's forward as an attribute.
+        return own in (getattr(mine, "func", None), getattr(
+            mine, "__func__", None)) and (
             own.__module__.startswith("transformers."))
 
     def rows_at_once(self, width: int) -> int:

@@ -31,7 +31,7 @@ from sluice.node import chunked_module, scoring
 from sluice.node.calls import Call
 from sluice.node.replay import Slot
 from sluice.node.scoring import Asked
-from sluice.node.setting import Setting
+from sluice.node.setting import Setting, is_of_fsdp
 from sluice.node.step import Step
 
 _aten = torch.ops.aten
@@ -108,6 +108,18 @@ def _as_plain(name: str) -> Callable:
         self.view(self.shape), name)(*args, **kwargs)
 
 
+def _hooking(name: str) -> Callable:
+    def hook(self: LazyLogits, *args: Any) -> Any:
+        if args and is_of_fsdp(args[0]):
+            return getattr(Tensor, name)(self, *args)
+        raise _refusal(f"with {name}(): the loss is not computed from them")
+
+    return hook
+
+
+for _name in ("register_hook", "retain_grad"):
+    setattr(LazyLogits, _name, _hooking(_name))
+
 # These methods read memory without torch's dispatcher.
 for _name in ("numpy", "tolist", "__array__", "__dlpack__", "__reduce_ex__",
               "__deepcopy__", "data_ptr", "untyped_storage"):
@@ -129,7 +141,10 @@ class _Call(chunked_module.ChunkedCall):
 
     def forward(self, x: Tensor, extra: list[Tensor],
                 found: list[Slot]) -> Tensor:
-        self._waiting = autocast_now(x.device), x.detach(), extra, found
+        # Casts that are made below torch's dispatcher have no graph, so later
+        # forwards must not find them in a cache.
+        self._waiting = (autocast_now(x.device, caches=False), x.detach(),
+                         extra, found)
         self._version = chunked_module.version_of(x)
         self._setting = Setting(self.module, found, [])
         width, dtype = self._head.made

@@ -43,7 +43,9 @@ def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor,
     call, here = layer.running(), step.current()
     name = type(module).__name__
     if call is None or here is None:
-        raise Unsupported(name, "attention outside the decoder layers")
+        raise Unsupported(name, "attention outside the decoder layers, or in a "
+                          "layer whose forward came after sluice.stream",
+                          "unstream(), change the model, and stream it again")
     if dropout:
         refuse_dropout(module, dropout)
     if rest.get("output_attentions"):

@@ -30,7 +30,12 @@ from sluice.hf import (
 )
 from sluice.hf.causal import Causal
 from sluice.hf.causal_twin import Parts, Twins, around, find_decoder
-from sluice.hf.changed_after_stream import Held, Inside, warn_of_hooks
+from sluice.hf.changed_after_stream import (
+    Held,
+    Inside,
+    refuse_values_of_calls,
+    warn_of_hooks,
+)
 from sluice.hf.dealing import Dealing
 from sluice.hf.ends import Ends
 from sluice.hf.fsdp_units import refuse_compiled, refuse_within
@@ -81,6 +86,7 @@ class Adapter(Model):
         self.dealing: Dealing | None = None  # set with a group
         self._inside: Inside | None = None  # of the layers; None in a twin
         self._head: Head | None = None
+        self._entered = False  # whether the entry's patched forward runs
         self._held = Held.by(self.decoder, self.layers)
 
     # --- attaching ----------------------------------------------------------
@@ -334,9 +340,18 @@ class Adapter(Model):
         """Tries the layers again if modules or hooks in them have changed."""
         if self._inside is None or not self._inside.has_changed():
             return
-        with stream.probing_again():
-            tried = self._on_twins(stream, Adapter.try_layers)
-            self._take_layers(stream, tried)
+        refuse_values_of_calls(self.layers)
+        try:
+            with stream.probing_again():
+                tried = self._on_twins(stream, Adapter.try_layers)
+        except Unsupported as refused:
+            if refused.has_remedy:
+                raise
+            raise Unsupported(refused.module, refused.feature, "undo the "
+                              "change, or unstream() and stream the model "
+                              "again, where such a layer may run whole"
+                              ) from refused
+        self._take_layers(stream, tried)
 
     def _renew_head(self, stream: Stream) -> None:
         with stream.probing_again():
@@ -380,6 +395,9 @@ class Adapter(Model):
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
             step, own = current(), self.own_forward(self_)
             if step is None or layers_.running() is not None:
+                if step is None:
+                    self._warn_of_bypass(stream, self_, (*args, kwargs.get(
+                        "hidden_states"))[0])
                 return own(*args, **kwargs)
             if args:
                 x, args = args[0], args[1:]
@@ -407,6 +425,17 @@ class Adapter(Model):
             return call.answer(y)
 
         return forward
+
+    def _warn_of_bypass(self, stream: Stream, layer: nn.Module, x: Any
+                        ) -> None:
+        """Warns once if the layer trains on x without the decoder's patch."""
+        if not self._entered and layer.training and torch.is_grad_enabled(
+                ) and isinstance(x, Tensor) and (
+                x.shape[1] >= stream.least_rows):
+            self._warn(f"a {type(layer).__name__} trains unstreamed: it was not"
+                       f" called by the forward of {type(self.entry).__name__} "
+                       "that was streamed; unstream(), change the model, and "
+                       "stream it again")
 
     def _plain(self, step: Step, layer: nn.Module, x: Tensor, args: tuple,
                kwargs: dict[str, Any]) -> Any:
@@ -459,7 +488,7 @@ class Adapter(Model):
             self.dealing = Dealing(self, self.ends, accepts.parameters)
 
         def forward(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            with stream.turn:
+            with stream.turn, swapped.attributes(self, _entered=True):
                 return streamed(self_, *args, **kwargs)
 
         def streamed(self_: nn.Module, *args: Any, **kwargs: Any) -> Any:

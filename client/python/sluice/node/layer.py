@@ -121,7 +121,7 @@ class LayerCall(chunked_module.ChunkedCall):
         return self._arguments.differentiable()
 
     def compute(self, m: int, x: Tensor, extra: list[Tensor]) -> Tensor:
-        self._chunk, self._site, self._batch = m, 0, len(x)
+        self._chunk, self._batch = m, len(x)
         if self.step.progress is not None:
             self.step.progress.move(
                 self.step, "backward" if self.replays or self._again else
@@ -136,11 +136,8 @@ class LayerCall(chunked_module.ChunkedCall):
         if self.handing is not None:
             self.handing.begin(m, not (self.replays or self._again),
                                self.replays)
-        with self._noting(), self._taping(m, x.device), self._weighing(
-                ), self._sparing(x, extra) as following:
-            out = self._run(x, extra)
-            if self._side is not None:
-                out = self._side.without(out)
+        with self._taping(m, x.device), self._weighing():
+            out = self._run_sparing(x, extra)
         if self._site == 0 and self.biased:
             raise Unsupported(self.name, "a bias that is added to attention's "
                               "scores, as ALiBi's")
@@ -154,10 +151,27 @@ class LayerCall(chunked_module.ChunkedCall):
         y = self._hidden_of(out, x)
         if self._side is not None and not (self.replays or self._again):
             self._side.keep(m, len(x))
-        if following is not None:
-            self.step.spared[self.module] = following.found(y)
-            self._following = None
         return y
+
+    def _run_sparing(self, x: Tensor, extra: list[Tensor]) -> Any:
+        """Runs a chunk. A replay skips products, and runs again if its graph is
+        not the one for which they were found."""
+        self._site = 0
+        with self._noting(), self._sparing(x, extra) as how:
+            out = self._run(x, extra)
+            if self._side is not None:
+                out = self._side.without(out)
+        y = out[0] if isinstance(out, (tuple, list)) else out
+        if isinstance(how, Following):
+            self.step.spared[self.module] = how.found(y)
+            self._following = None
+        elif isinstance(how, Spared) and skipped_products.kinds_of(
+                y) != how.graph:
+            del self.step.spared[self.module]
+            self._spared = None
+            self._restore(self._chunk)
+            return self._run_sparing(x, extra)
+        return out
 
     def _weighing(self) -> contextlib.AbstractContextManager:
         """Measures what a replay saves for backward (plain_layers)."""
@@ -239,6 +253,7 @@ class LayerCall(chunked_module.ChunkedCall):
                  ) -> contextlib.AbstractContextManager:
         """Skips products in a replay, or finds products that later replays can
         skip; see [Note: spared products] in skipped_products."""
+        self._without_kv = False
         if not self.replays:
             return contextlib.nullcontext()
         if self._spared is None:
@@ -250,7 +265,6 @@ class LayerCall(chunked_module.ChunkedCall):
                 return self._following
             self._spared = known, Products(self.module)
         known, products = self._spared
-        self._without_kv = False
         if self.is_compared(self._chunk) or not known.weights:
             return contextlib.nullcontext()
         if self.step.measured is not None:

@@ -8,6 +8,8 @@ RoPE from row 8,192 on. Within a chunk these positions would start at 0 again,
 which a probe of few rows could not detect. So the probe runs such a layer as if
 its rows started FAR into a sequence. If this changes the result, the layer's
 chunks get their rows' numbers in the sequence; the probe tests those at FAR.
+A layer that only the numbers from -FAR on change, or that numbers rows from the
+last one on, compares them with the number of rows, which a chunk does not have.
 """
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ from sluice.base import argument_table
 from sluice.base.argument_table import PLAIN
 from sluice.base.errors import UnknownRows, Unsupported
 
-FAR = 1 << 20  # rows; beyond any threshold that a model has
+# Rows; beyond any threshold that a model has. Odd, as rows may alternate.
+FAR = (1 << 20) + 1
 ROWS: Mapping[str, int] = argument_table.those("rows")
 _MASKS, _CACHES = argument_table.those("mask"), argument_table.those("cache")
 
@@ -193,23 +196,20 @@ def _tensor(module: str, name: str, value: Tensor, length: int,
 
 
 class Numbered(TorchFunctionMode):
-    """Makes `torch.arange` over all of a layer's rows begin at `first`. `met`:
-    whether there was such a call."""
+    """Adds `first` to `torch.arange` over as many numbers as a layer has rows.
+    `met`: whether there was such a call; `backwards`: one that counts down."""
 
     def __init__(self, rows: int, first: int):
         super().__init__()
         self._rows, self._first = rows, first
-        self.met = False
+        self.met = self.backwards = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        if func is not torch.arange or not self._is_of_rows(args, kwargs):
+        if func is not torch.arange or len(out) != self._rows:
             return out
-        self.met = True
-        return out.add_(self._first)
-
-    def _is_of_rows(self, args: tuple, kwargs: dict[str, Any]) -> bool:
-        start, end, step = (*args, 1)[:3] if len(args) > 1 else (
-            kwargs.get("start", 0), args[0] if args else kwargs.get("end"), 1)
-        return (start, end, kwargs.get("step", step)) == (0, self._rows, 1)
+        step = kwargs.get("step", args[2] if len(args) > 2 else 1)
+        self.met |= step == 1
+        self.backwards |= step == -1
+        return out.add_(self._first) if step == 1 else out

@@ -18,7 +18,11 @@ user's own, which may save anything, or if hooks on saved tensors were active.
 The result holds under the same `conditions`: the layer's plain attributes (also
 whether it trains, which adapter is active), the hooks in it, and which of its
 parameters and inputs need a gradient. A trained scale, for example, needs the
-product that it scales for its own gradient; a frozen one does not.
+product that it scales for its own gradient; a frozen one does not. Values that
+the conditions lack (a config, an argument, an element of the hidden states) may
+also decide what the layer does. So each replay that skips products must have a
+graph of the same kinds of nodes as the tracked one; otherwise it runs again,
+and is tracked.
 """
 from __future__ import annotations
 
@@ -62,6 +66,13 @@ def conditions(layer: nn.Module, attributes: Any, inputs: Iterable[Tensor]
         *layer.parameters(), *inputs)), _hooks_on_saved()
 
 
+def kinds_of(y: Tensor) -> frozenset[tuple]:
+    """Returns the kinds of nodes in y's graph, each with the kinds that follow
+    it. How many nodes there are may depend on the rows, as with experts."""
+    return frozenset((type(node), *(type(following) for following, _ in
+                                    node.next_functions)) for node in nodes(y))
+
+
 @dataclass(frozen=True)
 class Spared:
     """The products of one layer that are skipped, by their weights' names."""
@@ -69,16 +80,18 @@ class Spared:
     weights: frozenset[str]
     makes_kv: bool  # whether they make attention's k or v
     conditions: tuple  # conditions() of the replay that found them
+    graph: frozenset[tuple]  # kinds_of() that replay's output
 
     @contextlib.contextmanager
-    def left_out(self, layer: nn.Module, products: Products) -> Iterator[None]:
+    def left_out(self, layer: nn.Module, products: Products
+                 ) -> Iterator[Spared]:
         with contextlib.ExitStack() as stack:
             for name in self.weights:
                 owner = layer.get_submodule(name.rpartition(".")[0])
                 without = _UnmadeLinear if linears.is_plain(owner) else _Without
                 stack.enter_context(swapped.attributes(
                     owner, forward=without(owner, products, name)))
-            yield
+            yield self
 
 
 class _Without:
@@ -167,7 +180,7 @@ class Following(Mode):
             name for name, count in self._count.items()
             if count == 1 and name not in self._needed)
         return Spared(weights, not self._in_kv.isdisjoint(weights),
-                      self._conditions)
+                      self._conditions, kinds_of(y))
 
     def _is_scaled(self, func: Any, args: tuple) -> bool:
         """Returns whether `func` scales by a value that needs no gradient."""

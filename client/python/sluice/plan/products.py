@@ -93,7 +93,8 @@ class Mode(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def storage(tensor: Tensor) -> StorageWeakRef:
+def storage(tensor: Tensor) -> StorageWeakRef | None:
     """Returns a key that is equal for views of one tensor, and for no other
-    while the key is held."""
-    return StorageWeakRef(tensor.untyped_storage())
+    while the key is held; None for all sparse tensors."""
+    return StorageWeakRef(tensor.untyped_storage()) if (
+        tensor.layout is torch.strided) else None

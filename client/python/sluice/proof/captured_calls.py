@@ -21,6 +21,8 @@ from sluice.node.step import Step, current
 from sluice.node.streamed import Stream
 
 TOKENS = 70  # two chunks of 24 rows and a partial one
+# The remedy for a decoder that leaves layers out.
+DROPS = "set layerdrop = 0 in the model's modules, if it drops layers by chance"
 
 
 class Seen(NamedTuple):
@@ -86,7 +88,7 @@ def capture(adapter: Model, stream: Stream, ids: Tensor,
     for index in range(len(adapter.layers)):
         if index not in plain or index not in chunked:
             raise Unsupported(f"layer {index}", "it is not called by the "
-                              "decoder once per forward")
+                              "decoder once per forward", DROPS)
         if HANDED in plain[index].kwargs:  # both trials get the same bits
             chunked[index].kwargs[HANDED] = plain[index].kwargs[HANDED]
     return plain, chunked

@@ -281,13 +281,18 @@ def _find_numbered(adapter: Layered, stream: Stream, index: int,
     stream.numbered.difference_update(alike)
     with numbered:
         first = forward_whole(adapter, index, seen)
-    if not numbered.met:
-        return
-    with contextlib.suppress(Exception), Numbered(seen.x.shape[1], FAR):
-        # If large numbers raise an error, they index the layer's own rows.
-        if not near(forward_whole(adapter, index, seen), first, OUTPUT_LIMIT,
-                    LEAST):
-            stream.numbered.update(alike)
+    differ = -FAR if numbered.backwards else 0
+    for far in (FAR, -FAR) if numbered.met and not differ else ():
+        with contextlib.suppress(Exception), Numbered(seen.x.shape[1], far):
+            # If large numbers raise an error, they index the layer's own rows.
+            if not near(forward_whole(adapter, index, seen), first,
+                        OUTPUT_LIMIT, LEAST):
+                differ = differ or far
+    if differ < 0:
+        raise Unsupported(f"layer {index} ({type(layer).__name__})", "row "
+                          "numbers that it counts from the sequence's end")
+    if differ:
+        stream.numbered.update(alike)
 
 
 def _find_carriers(adapter: Model, stream: Stream,
