@@ -152,17 +152,13 @@ constexpr size_t kPairs = 3;
 // Returns the peak slot's items in `inner`'s order, then the others by size.
 NamedOrder PeakFirst(const Problem& problem, const NamedOrder& inner,
                      const Order& by_size) {
-  const auto at_peak = [&](uint32_t k) {
-    const Item& item = problem.items[k];
-    return item.lower <= problem.peak_slot && problem.peak_slot < item.upper;
-  };
   NamedOrder named{"peak-" + inner.name, {}};
   named.order.reserve(by_size.size());
   for (const uint32_t k : inner.order) {
-    if (at_peak(k)) named.order.push_back(k);
+    if (problem.AtPeak(problem.items[k])) named.order.push_back(k);
   }
   for (const uint32_t k : by_size) {
-    if (!at_peak(k)) named.order.push_back(k);
+    if (!problem.AtPeak(problem.items[k])) named.order.push_back(k);
   }
   return named;
 }

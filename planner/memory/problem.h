@@ -37,6 +37,10 @@ struct Problem {
   int64_t unit = 1;            // bytes per unit
   int64_t max_live = 0;   // maximum of `live`; a lower bound of any plan's peak
   int32_t peak_slot = 0;  // first slot with that maximum
+
+  bool AtPeak(const Item& item) const {
+    return item.lower <= peak_slot && peak_slot < item.upper;
+  }
 };
 
 // Offset of each item, in units.

@@ -189,10 +189,7 @@ std::vector<uint32_t> StackOf(const Problem& problem, Stack stack) {
   const std::vector<Item>& items = problem.items;
   std::vector<uint32_t> order;
   for (uint32_t k = 0; k < items.size(); ++k) {
-    if (items[k].lower <= problem.peak_slot &&
-        problem.peak_slot < items[k].upper) {
-      order.push_back(k);
-    }
+    if (problem.AtPeak(items[k])) order.push_back(k);
   }
   const auto sort = [&](size_t from, size_t to, auto key) {
     std::ranges::stable_sort(std::span(order).subspan(from, to - from), {},

@@ -16,6 +16,9 @@ constexpr int64_t kNodes = 200'000;
 // No wider window is tried after this many placements around frozen windows.
 // With 60,000 items such placements take long, and rarely help.
 constexpr size_t kPlacements = 400'000;
+// With more items than this, a window must hold the whole peak slot: around a
+// part of it, placements take the time of ejection.
+constexpr size_t kMaxItemsAroundParts = 100'000;
 
 // The orders of GreedyOrders that place the items outside the window.
 constexpr std::string_view kRestOrders[] = {"size", "lifetime", "area",
@@ -72,6 +75,10 @@ GreedyResult PlaceRest(const Problem& problem, std::vector<NamedOrder> orders,
 std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
                                    int64_t target, const Expired& expired) {
   const Order order = ByDistance(problem);
+  size_t least = 0;
+  if (order.size() > kMaxItemsAroundParts) {
+    for (const Item& item : problem.items) least += problem.AtPeak(item);
+  }
   std::vector<NamedOrder> rest_orders;
   std::optional<Offsets> best;
   size_t placements = 0;
@@ -80,6 +87,7 @@ std::optional<Offsets> SolveWindow(const Problem& problem, int64_t peak,
         peak <= target || expired()) {
       break;
     }
+    if (count < least) continue;
     const Problem window = Subset(problem, order, count);
     const SearchResult found = Restarts(window).Ask(target, kNodes, expired);
     if (found.verdict != Verdict::kFits) continue;

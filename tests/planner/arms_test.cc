@@ -197,6 +197,23 @@ TEST(Window, SolvesAHardPeakToItsBound) {
   EXPECT_EQ(PeakOf(problem, *offsets), problem.max_live);
 }
 
+TEST(Window, OfManyBuffersIsTriedOnlyIfItHoldsTheWholePeakSlot) {
+  const auto looks = [](const plan::Trace& trace) {
+    const Problem problem = Normalise(trace);
+    int calls = 0;
+    SolveWindow(problem, INT64_MAX, problem.max_live,
+                [&calls] { return ++calls > 50; });
+    return calls;
+  };
+  plan::Trace narrow{.alignment = Bytes(1)};
+  for (int64_t k = 0; k < 120'000; ++k) {
+    narrow.buffers.push_back({k, k, k + 3, Bytes(1 + k % 7)});
+  }
+  EXPECT_GT(looks(narrow), 3);  // a look before each of three windows
+  EXPECT_EQ(looks(GenerateLarge({"", 120'000, LargeSpec::Shape::kChurn}, 1)),
+            3);
+}
+
 TEST(Decompose, PiecesSolvedApartHaveTheOptimumOfTheWhole) {
   std::mt19937 random(22);
   int several = 0, peeled = 0;
