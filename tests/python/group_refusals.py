@@ -38,6 +38,9 @@ def other_rows(session, group) -> None:
         with pytest.raises(sluice.Error, match=said):
             model(**inputs)
         assert stream.stats().host_bytes == 0
+    with pytest.raises(sluice.Error, match="is_grad_enabled.*': "), (
+            torch.set_grad_enabled(rank == 0)):
+        model(**good)
     assert_same(run(model, good), run(model, good))
     stream.unstream()
 

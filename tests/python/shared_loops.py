@@ -4,13 +4,16 @@ log."""
 
 from __future__ import annotations
 
+import copy
+import functools
 import json
 import os
 import pathlib
+import tempfile
 
 import torch.distributed as dist
 from gloo import run_cases
-from loops import rows, settings, tokenizer, train
+from loops import Log, rows, settings, tokenizer, train
 from peft import LoraConfig, get_peft_model
 from support import DEEP
 from transformers import DataCollatorForSeq2Seq, Trainer, TrainingArguments
@@ -39,9 +42,23 @@ def _shared(kind):
 def trainer(adapters=None, **more):
     return lambda model, log: _shared(Trainer)(
         model=get_peft_model(model, adapters) if adapters else model,
-        args=TrainingArguments(**settings(max_steps=STEPS, **more)),
+        args=TrainingArguments(**settings(**{"max_steps": STEPS, **more})),
         train_dataset=rows(LENGTHS, labels=True), callbacks=[log],
         data_collator=DataCollatorForSeq2Seq(tokenizer()))
+
+
+def resumed(model, log):
+    """Returns a trainer that resumes within an epoch, as a copy of the model
+    has trained and saved it."""
+    folder = [tempfile.mkdtemp()]
+    if dist.is_initialized():
+        dist.broadcast_object_list(folder)
+    trainer(output_dir=folder[0], max_steps=2, save_strategy="steps",
+            save_steps=2)(copy.deepcopy(model), Log()).train()
+    made = trainer()(model, log)
+    made.train = functools.partial(
+        made.train, resume_from_checkpoint=f"{folder[0]}/checkpoint-2")
+    return made
 
 
 def sft(adapters=None, **more):
@@ -67,6 +84,7 @@ CASES = {
     "trainer, lora on the embedding, head saved": (trainer(
         lora(target_modules=["v_proj", "embed_tokens"],
              modules_to_save=["lm_head"])), False),
+    "trainer, resumed within an epoch": (resumed, False),
 }
 
 

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import gc
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -78,8 +78,9 @@ class AdamW(torch.optim.AdamW):
         self._views: dict[torch.Tensor, list[torch.Tensor]] = {}
         super().__init__(params, lr, betas, eps, weight_decay, amsgrad,
                          maximize=maximize, foreach=True)
-        self._states = HostStates(session or Session(
-            device=self.param_groups[0]["params"][0].device))
+        self._states = HostStates(session or Session(device=next((
+            p.device for group in self.param_groups for p in group["params"]
+            if not p.is_meta), None)))
 
     @property
     def state(self) -> dict[torch.Tensor, dict[str, Any]]:
@@ -107,10 +108,10 @@ class AdamW(torch.optim.AdamW):
         self._check_options()
         groups = {p: group for group in self.param_groups
                   for p in group["params"] if p.grad is not None}
-        begun = [p for p in groups if not self._state.get(p)]
-        self._lease(begun)
-        for p in begun:
-            self._set(p, {"step": 0.0})
+        self._lease(groups)
+        for p in groups:
+            if not self._state.get(p):
+                self._set(p, {"step": 0.0})
         for pieces, states in self._states.stream(groups.__contains__):
             due = [each for each in zip(pieces, states)
                    if each[0].parameter in groups]
@@ -148,7 +149,10 @@ class AdamW(torch.optim.AdamW):
                           "be pickled or copied", "make an AdamW of the copied "
                           "parameters, and load this one's state_dict()")
 
-    def _lease(self, parameters: Iterable[torch.Tensor]) -> None:
+    def _lease(self, parameters: Collection[torch.Tensor]) -> None:
+        for p in parameters:
+            if p in self._views:
+                _check_unchanged(_local(p, p), self._views[p])
         new = [(p, _local(p, p), _count(p)) for p in parameters
                if p not in self._views]
         if not new:
@@ -268,6 +272,15 @@ def _check_parameter(local: torch.Tensor) -> None:
     if torch.empty_like(local, device="meta").stride() != local.stride():
         raise Unsupported("AdamW", f"{shown(local)} with gaps in its memory",
                           "make the parameter of a contiguous tensor")
+
+
+def _check_unchanged(local: torch.Tensor, states: list[torch.Tensor]) -> None:
+    if (local.shape, local.stride(), _count(local)) != (
+            states[0].shape, states[0].stride(), len(states)):
+        raise Unsupported("AdamW", f"{shown(local)}, which had another shape, "
+                          "order in memory or precision when its states were "
+                          "made", "make another AdamW, and load this "
+                          "one's state_dict()")
 
 
 def _check_given(p: torch.Tensor, values: Mapping[str, Any]) -> None:

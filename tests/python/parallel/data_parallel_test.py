@@ -13,7 +13,8 @@ from gloo import run_ranks
 from models import Run, assert_same, batch, run, tiny
 from private_daemon import PrivateDaemon
 from support import DEEP, forked
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 import sluice
 
@@ -45,6 +46,21 @@ def test_a_sharded_module_inside_a_streamed_layer_is_refused(session, alone):
     with pytest.raises(sluice.Unsupported, match="'mlp' is an FSDP2 unit "
                        "inside.*fully_shard\\(layer\\)"):
         model(**batch())
+
+
+@pytest.mark.parametrize("first", ["stream", "shard"])
+def test_layers_sharded_by_fsdp1_are_refused_by_name(session, alone, first):
+    model = tiny()
+    policy = ModuleWrapPolicy({type(model.model.layers[0])})
+    if first == "stream":
+        sluice.stream(model, session=session, chunk=16, quiet=True)
+    sharded = FullyShardedDataParallel(
+        model, auto_wrap_policy=policy, use_orig_params=True,
+        device_id=torch.device("cpu"))
+    with pytest.raises(sluice.Unsupported, match="FSDP1.*by fully_shard"):
+        if first == "shard":
+            sluice.stream(model, session=session, chunk=16)
+        sharded(**batch())
 
 
 def test_logits_of_a_sharded_model_can_be_read_but_not_trained_on(

@@ -488,6 +488,33 @@ def test_unsupported_parameters_are_refused(session, parameter, said):
         sluice.AdamW([p], session=session).step()
 
 
+@pytest.mark.parametrize("change", [
+    lambda p: p.bfloat16(), lambda p: p.double(), lambda p: p[:2],
+    lambda p: p.t().contiguous().t()])
+def test_a_parameter_that_changes_its_kind_after_a_step_is_refused(session,
+                                                                   change):
+    p = nn.Parameter(torch.ones(3, 4))
+    ours = sluice.AdamW([p], session=session)
+    p.grad = torch.ones_like(p)
+    ours.step()
+    p.grad, p.data = None, change(p.data)
+    p.grad, before = torch.ones_like(p), p.detach().clone()
+    with pytest.raises(sluice.Unsupported, match="when its states were made"):
+        ours.step()
+    assert torch.equal(p, before)
+
+
+def test_the_first_group_may_be_empty_or_without_memory(daemon, monkeypatch):
+    monkeypatch.setenv("SLUICE_SOCKET", daemon.socket)
+    p, unmade = (nn.Parameter(torch.ones(2, device=device))
+                 for device in ("cpu", "meta"))
+    for first in [], [unmade]:
+        ours = sluice.AdamW([dict(params=first), dict(params=[p])])
+        p.grad = torch.ones_like(p)
+        ours.step()
+        assert ours.state[p]["step"] == 1
+
+
 def test_sparse_gradients_are_refused(session):
     embedding = nn.Embedding(3, 4, sparse=True)
     embedding(torch.tensor([1])).sum().backward()

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from sluice.base.errors import Unsupported
 from sluice.node.setting import forward_of, hooks_of
@@ -38,8 +39,12 @@ class Held:
             layers, nn.ModuleList) else Held((), tuple)
 
     def check(self) -> None:
-        """Raises `Unsupported` for a layer that is not streamed."""
+        """Raises `Unsupported` for a layer that is not, or cannot be, streamed.
+        """
         for index, layer in enumerate(self._held()):
+            if isinstance(layer, FullyShardedDataParallel):
+                raise Unsupported(f"layer {index}", "it is sharded by FSDP1",
+                                  "shard it by fully_shard, which is FSDP2")
             if layer not in self._layers and self._layers.isdisjoint(
                     layer.modules()):
                 raise Unsupported(

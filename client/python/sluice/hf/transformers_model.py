@@ -598,6 +598,7 @@ class Adapter(Model):
                 "model afterwards (of TRL: trainer.model, before train())")
 
     def refuse_setup(self) -> None:
+        self._held.check()
         for index, layer in enumerate(self.layers):
             refuse_compiled(index, layer)
         for name, module in self.causal.named_modules():

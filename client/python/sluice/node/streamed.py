@@ -251,7 +251,8 @@ class Stream:
             return 0
         asked = agreement.asked(x.device, {
             "call": call, "chunk": self.chunk, "length": x.shape[1],
-            "rerun": self.rerun, "min_tokens": self.min_tokens}, given)
+            "rerun": self.rerun, "min_tokens": self.min_tokens,
+            "torch.is_grad_enabled()": torch.is_grad_enabled()}, given)
         if later and self.call is not None:
             self.call.outer = asked
             return 0

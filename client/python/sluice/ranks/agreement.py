@@ -19,7 +19,8 @@ from sluice.ranks.groups import Ranks
 
 # Settings and inputs that the error names. Their number is fixed, so that ranks
 # with different arguments reduce equal shapes.
-SETTINGS = ("call", "chunk", "rerun", "min_tokens", "length")
+SETTINGS = ("call", "chunk", "rerun", "min_tokens", "length",
+            "torch.is_grad_enabled()")
 INPUTS = tuple(argument_table.those("agreed"))
 # The last hash, without a name, is the random state, which may differ.
 _NAMES = (*SETTINGS, *INPUTS, "another argument", "")

@@ -133,6 +133,13 @@ class same_rows:
                 if some:
                     yield batch
 
+    @property
+    def batch_sampler(self) -> same_rows | None:
+        """Indices of the batches. A Trainer that resumes within an epoch makes
+        another loader of them, which must not be this rank's own."""
+        own = self._loader.batch_sampler  # type: ignore[attr-defined]
+        return None if own is None else same_rows(own, self._group)
+
     def __len__(self) -> int:
         loader: Any = self._loader  # TypeError if it has no length
         return len(loader) * dist.get_world_size(self._group)
