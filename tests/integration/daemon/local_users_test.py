@@ -2,6 +2,7 @@
 """local_users_test.py SLUICED KEEPER: what an administrator is told and may do
 beside processes of other users."""
 
+import array
 import fcntl
 import json
 import os
@@ -17,6 +18,25 @@ KEEPER, SLUICED = sys.argv.pop(), sys.argv.pop()
 STRANGER = 4321
 PATIENCE_S = 60
 NODE = '[device]\ndriver = "sim"\n[http]\nlisten = ""\n'
+
+
+def varint(number):
+    encoded = b""
+    while number > 127:
+        encoded += bytes([number & 127 | 128])
+        number >>= 7
+    return encoded + bytes([number])
+
+
+def field(number, value):
+    """A protobuf field: bytes, or a whole number."""
+    if isinstance(value, bytes):
+        return bytes([number << 3 | 2]) + varint(len(value)) + value
+    return bytes([number << 3]) + varint(value)
+
+
+def hello(job):
+    return field(1, field(1, 1) + field(2, job) + field(5, 1) + field(6, 1))
 
 
 class Node(unittest.TestCase):
@@ -101,6 +121,29 @@ class Node(unittest.TestCase):
             os.kill(int(children.read().split()[0]), signal.SIGKILL)
         self.until(lambda: (now := self.status())
                    and now["generation"] != generation)
+
+    def test_an_ended_process_is_not_named_as_a_later_holder(self):
+        self.start()
+        for job in b"first", b"later":
+            pid = self.fork(lambda job=job: self.hold(job))
+            found = self.until(lambda: self.status()["holders"])
+            self.assertEqual([each["pid"] for each in found], [pid], job)
+            self.kill(pid)
+            self.until(lambda: not self.status()["holders"])
+
+    def hold(self, job):
+        """Leases memory, and closes the session but not the memory."""
+        gpu = os.open(self.run_dir + "/sim/gpu0", os.O_RDWR)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as session:
+            session.connect(self.run_dir + "/session.sock")
+            session.sendmsg(
+                [field(1, 1) + field(3, hello(job))],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS,
+                  array.array("i", [gpu]))])
+            socket.recv_fds(session, 1 << 16, 8)
+            session.send(
+                field(1, 2) + field(3, field(2, field(3, 1 << 20))))
+            _, self.held, _, _ = socket.recv_fds(session, 1 << 16, 8)
 
 
 if __name__ == "__main__":
