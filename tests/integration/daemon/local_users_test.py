@@ -145,6 +145,15 @@ class Node(unittest.TestCase):
                 field(1, 2) + field(3, field(2, field(3, 1 << 20))))
             _, self.held, _, _ = socket.recv_fds(session, 1 << 16, 8)
 
+    def test_a_gpu_that_no_job_uses_may_be_taken_out(self):
+        self.start()
+        generation = self.status()["generation"]
+        self.write_config("[sim]\ngpus = 1\n")
+        self.keeper.send_signal(signal.SIGHUP)
+        now = self.until(lambda: (now := self.status())
+                         and now["generation"] != generation and now)
+        self.assertEqual(len(now["gpus"]), 1)
+
 
 if __name__ == "__main__":
     unittest.main()
