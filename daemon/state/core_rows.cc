@@ -236,9 +236,10 @@ class RowReader {
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
     const auto pool = to_->ledger.pools.find(id);
     if (pool != to_->ledger.pools.end()) return &pool->second;
-    return absl::FailedPreconditionError(fmt::format(
-        "jobs use {}, which is not here: start sluiced with it, or end them",
-        Name(id)));
+    return absl::FailedPreconditionError(
+        fmt::format("{} was here when this was saved, and is not now: start "
+                    "sluiced with it, or end the jobs that use it",
+                    Name(id)));
   }
 
   Objects* objects_;
