@@ -311,6 +311,9 @@ absl::StatusOr<std::string> ChangeBudget(const Flags& flags) {
     return absl::InvalidArgumentError(
         "whose budget? give either --user or --job");
   }
+  if (flags.user.empty() && !flags.cgroup.empty()) {
+    return absl::InvalidArgumentError("--cgroup is of a user: give --user too");
+  }
   if (flags.gpu.empty() && flags.host.empty()) {
     return absl::InvalidArgumentError(
         "which limit? give --gpu, --host or both, such as --gpu 40GiB");

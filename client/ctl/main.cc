@@ -224,7 +224,7 @@ class CommandLine {
     for (CLI::App* each : {&top, &events}) {
       each->add_option("--interval", flags_.interval_s,
                        "seconds between two queries, 0.1 to 3600")
-          ->check(CLI::Range(0.1, 3600.0))
+          ->check(cli::Between(0.1, 3600))
           ->capture_default_str();
     }
     Add(app_, "doctor", "is the daemon, and all it needs, well set up?",
@@ -249,7 +249,7 @@ class CommandLine {
     measure
         .add_option("--seconds", flags_.seconds,
                     "seconds to average each number over, 0.1 to 60")
-        ->check(CLI::Range(0.1, 60.0))
+        ->check(cli::Between(0.1, 60))
         ->capture_default_str();
     measure.add_flag("--beside-jobs", flags_.beside_jobs,
                      "measure also while jobs run, and slow them");

@@ -36,7 +36,8 @@ table { border-collapse:collapse; width:100%; white-space:nowrap }
 th, td { text-align:right; padding:5px 12px;
   border-top:1px solid var(--line); font-variant-numeric:tabular-nums }
 th { color:var(--dim); font-weight:500; border-top:0 }
-.text { text-align:left; white-space:normal; overflow-wrap:anywhere }
+.text { text-align:left; white-space:normal; overflow-wrap:anywhere;
+  min-width:6em }
 @media (max-width:700px) { th { display:none } .bar { height:20px }
   table, tbody, tr, td { display:block; text-align:left }
   tr { border-top:1px solid var(--line); padding:6px 0; columns:2 }

@@ -42,6 +42,7 @@ class OutsideWatch {
   // Replaces Start after a takeover: the saved figure counts until the device
   // has answered, so that waiting ranks are served first.
   void GoOn() { AskAfter(kAskEvery); }
+  void Run(std::function<void()> task) { thread_.Run(std::move(task)); }
   // Returns false if a device call still ran after `patience`.
   bool Finish(absl::Duration patience) { return thread_.Finish(patience); }
 

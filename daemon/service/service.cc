@@ -182,7 +182,6 @@ void Service::MakeParts() {
       });
   outside_ = std::make_unique<OutsideWatch>(
       options_.driver, options_.node, loop_.get(), [this](HeldOutside held) {
-        if (!held.pools.empty()) LookForHolders();
         Execute(core_.OutsideKnown(std::move(held), now()));
       });
   codec_ = std::make_unique<TaskThread>("codec",
@@ -359,7 +358,8 @@ absl::Time Service::NextDeadline() {
       {core_.NextDeadline(), EndOfIdleness(), heartbeat_at_, end_at_,
        is_idle ? memory_at_ : absl::InfiniteFuture(), snapshots_->deadline(),
        sessions_->deadline(), solver_->NextDeadline(), reload_->deadline(),
-       handover_->deadline(), listener_->deadline(), plan_files_.deadline()});
+       handover_->deadline(), listener_->deadline(), plan_files_.deadline(),
+       SomeIsHeld() ? look_for_holders_at_ : absl::InfiniteFuture()});
 }
 
 void Service::Expire() {
@@ -380,6 +380,7 @@ void Service::Expire() {
     const Bytes missing = memory.total / kPartOfMemory - memory.available;
     if (missing > Bytes(0)) Execute(core_.MachineNeeds(missing));
   }
+  if (look_for_holders_at_ <= now && SomeIsHeld()) LookForHolders();
   listener_->Expire(now);
   reload_->Expire(now);
   snapshots_->Expire();
@@ -567,6 +568,7 @@ void Service::Execute(Effects effects) {
             [&](auto& other) { Do(other); }},
         effect);
   }
+  if (!holders_.empty() && !SomeIsHeld()) holders_.clear();
   Pass("effects-done");
   if (--executing_ == 0 && core_.NoticesSent()) {
     handover_->Save(core_, now());
@@ -587,21 +589,29 @@ void Service::Do(AskHolders& effect) {
   std::vector<Core::HolderAnswer> answers;
   for (ExtentId id : effect.extents) {
     answers.push_back({id, extents_->HeldByOthers(id)});
-    if (answers.back().held == Held::kYes) LookForHolders();
   }
   Execute(core_.HoldersKnown(answers, now()));
 }
 
+bool Service::SomeIsHeld() const {
+  return options_.find_holders &&
+         std::ranges::any_of(core_.ledger().pools(), [](const auto& each) {
+           const Pool& pool = each.second;
+           return pool.lingering() + pool.quarantined() + pool.outside() >
+                  Bytes(0);
+         });
+}
+
+// Not on the codec's thread: a search is long if a user has many mappings.
 void Service::LookForHolders() {
-  if (!options_.find_holders || now() < look_for_holders_at_) return;
   look_for_holders_at_ = absl::InfiniteFuture();  // a search runs
-  codec_->Run([this] {
+  outside_->Run([this] {
     const absl::Duration before = CpuTimeOfThisThread();
     auto found = options_.find_holders();
     const absl::Duration pause =
         std::max(kLookAgainAfter, 50 * (CpuTimeOfThisThread() - before));
     loop_->Post([this, pause, found = std::move(found)]() mutable {
-      holders_ = std::move(found);
+      if (SomeIsHeld()) holders_ = std::move(found);
       look_for_holders_at_ = now() + pause;
     });
   });
@@ -793,14 +803,7 @@ Snapshot Service::TakeSnapshot(const Snapshots::View& view) {
 }
 
 void Service::AddHolders(const Snapshots::View& view, Snapshot& snapshot) {
-  const auto returns = [](const PoolSnapshot& pool) {
-    return pool.lingering + pool.quarantined + pool.outside > Bytes(0);
-  };
-  if (std::ranges::none_of(snapshot.hosts, returns) &&
-      std::ranges::none_of(snapshot.gpus, returns, &GpuSnapshot::pool)) {
-    return;
-  }
-  LookForHolders();
+  if (!SomeIsHeld()) return;
   std::set<int> attached;
   for (const auto& [id, channel] : sessions_->channels()) {
     const Session* const session = core_.session(id);

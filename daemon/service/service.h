@@ -147,6 +147,8 @@ class Service {
   void Do(SendReply& effect);
   void Do(SendNotice& effect);
   void Do(ReadProfile& effect);
+  // Returns whether a process without a session may hold memory of the pools.
+  bool SomeIsHeld() const;
   void LookForHolders();
   // Called before sessions end and before snapshots.
   void ReadCopies();

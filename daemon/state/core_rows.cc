@@ -168,9 +168,9 @@ class RowReader {
   // Restores the state that is computed from several rows.
   absl::Status Join() {
     const LooseState loose = loose_.value_or(LooseState());
-    // The loose row comes first, so that an error names the missing pool with
-    // the lowest id.
     for (const auto& [id, order] : loose.next_idle_order) {
+      const bool is_here = to_->ledger.pools.contains(id);
+      if (!is_here && id.kind == PoolKind::kGpu) continue;  // used by no job
       SLUICE_ASSIGN_OR_RETURN(Pool::Saved * pool, PoolOf(id));
       pool->next_idle_order = order;
     }
@@ -187,6 +187,8 @@ class RowReader {
     }
     for (auto& [id, session] : to_->sessions) {
       session.history.Load(std::move(replies_[id]), newest_forgotten_[id]);
+      if (!session.was_rank()) continue;
+      SLUICE_RETURN_IF_ERROR(PoolOf(session.gpu()).status());
       if (!session.is_rank()) continue;
       const HelloRequest& hello = session.hello;
       to_->joint.attached[id] = {session.job(), hello.rank, hello.gpu,
@@ -215,6 +217,9 @@ class RowReader {
       waiter.job = session->second.job();
       waiter.for_plan = true;
     }
+    for (const auto& [place, waiter] : to_->waiting.waiters) {
+      SLUICE_RETURN_IF_ERROR(PoolOf(waiter.asked.pool).status());
+    }
     return absl::OkStatus();
   }
 
@@ -231,7 +236,10 @@ class RowReader {
   absl::StatusOr<Pool::Saved*> PoolOf(PoolId id) {
     const auto pool = to_->ledger.pools.find(id);
     if (pool != to_->ledger.pools.end()) return &pool->second;
-    return Bad(fmt::format("it has memory of {}, which is not here", Name(id)));
+    return absl::FailedPreconditionError(
+        fmt::format("{} was here when this was saved, and is not now: start "
+                    "sluiced with it, or end the jobs that use it",
+                    Name(id)));
   }
 
   Objects* objects_;

@@ -12,7 +12,8 @@ namespace sluice {
 namespace {
 
 // Returns the length in bytes of the first character of `text`, or 0 if that
-// character is a control character or invalid UTF-8.
+// character is a control character, changes the direction or the place of what
+// follows it, or is invalid UTF-8.
 size_t PrintableAt(std::string_view text) {
   const auto byte = [&](size_t i) {
     return static_cast<unsigned char>(text[i]);
@@ -29,7 +30,12 @@ size_t PrintableAt(std::string_view text) {
   // 0xa0 are control characters; an encoding longer than needed is invalid.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
   const bool surrogate = code >= 0xd800 && code < 0xe000;
-  return code >= kLeast[size] && code <= 0x10ffff && !surrogate ? size : 0;
+  const bool steers = code == 0x200e || code == 0x200f ||
+                      (code >= 0x2028 && code < 0x202f) ||
+                      (code >= 0x2066 && code < 0x206a);
+  return code >= kLeast[size] && code <= 0x10ffff && !surrogate && !steers
+             ? size
+             : 0;
 }
 
 // Formats two units, such as "2 h 3 min". One large unit has `per` small units.

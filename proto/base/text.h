@@ -7,9 +7,9 @@
 
 namespace sluice {
 
-// Replaces each byte of a control character or of invalid UTF-8 by '?'. The
-// result stays on its line, moves no cursor, and may be a protobuf string (a
-// packet with invalid UTF-8 would be dropped).
+// Replaces each byte of a control character, of one that turns text round, or
+// of invalid UTF-8 by '?'. The result stays on its line, moves no cursor, and
+// may be a protobuf string (a packet with invalid UTF-8 would be dropped).
 std::string Printable(std::string text);
 
 // Cuts `text` after 1,000 bytes (and appends " ..."), then calls Printable.

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
 
 #include "proto/base/lost_output.h"
 #include "proto/base/text.h"
@@ -178,6 +179,21 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names, int64_t& to,
 CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help) {
   return Counted(app, names, to, help);
+}
+
+CLI::Validator Between(double least, double most) {
+  const auto fault = [=](const std::string& text) -> std::string {
+    double number = 0;
+    const char* const end = text.data() + text.size();
+    const auto read = std::from_chars(text.data(), end, number);
+    if (read.ec == std::errc() && read.ptr == end && number >= least &&
+        number <= most) {
+      return "";
+    }
+    return fmt::format("'{}' is no number from {:g} to {:g}", text, least,
+                       most);
+  };
+  return {fault, fmt::format("FLOAT in [{:g} - {:g}]", least, most)};
 }
 
 absl::StatusOr<std::optional<int>> Parse(

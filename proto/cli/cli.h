@@ -26,6 +26,9 @@ CLI::Option* AddCount(CLI::App& app, const std::string& names, int64_t& to,
 CLI::Option* AddCount(CLI::App& app, const std::string& names,
                       std::optional<int64_t>& to, const std::string& help = "");
 
+// Accepts a number from `least` to `most`. CLI::Range accepts NaN too.
+CLI::Validator Between(double least, double most);
+
 // Parses `arguments` (without the program's name) into `app`, which has the
 // program's name. Adds --version, and makes the process end with status 1 if
 // stdout cannot be written (FailOnLostOutput). Returns an exit status if the

@@ -92,6 +92,9 @@ TEST(SluicectlCli, ABudgetWithoutOwnerLimitOrSizeIsRefused) {
       Ctl({"budget", "set", "--job", "a", "--user", "0", "--gpu", "1GiB"}),
       "whose budget?");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a"}), "which limit?");
+  ExpectOneLine(
+      Ctl({"budget", "set", "--job", "a", "--cgroup", "/b", "--gpu", "1GiB"}),
+      "--cgroup is of a user");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "much"}),
                 "--gpu 'much' is not a size");
   ExpectOneLine(Ctl({"budget", "set", "--job", "a", "--gpu", "40"}),
@@ -121,6 +124,18 @@ TEST(SluicectlCli, AReservationWithoutAPoolOrASizeIsRefused) {
 TEST(SluicectlCli, APlanIdThatIsNoNumberIsRefusedWithoutADaemon) {
   ExpectOneLine(Ctl({"--socket", "/nonexistent/s", "plan", "show", "x"}),
                 "plan 'x' is not a number");
+}
+
+// Guards against an empty reason, a NaN that is never over, and a word that
+// steers the terminal.
+TEST(SluicectlCli, AValueThatCannotBeIsRefusedByName) {
+  ExpectOneLine(Ctl({"budget", "set", "--job", "\xff", "--gpu", "1GiB"}),
+                "no job is called '?'");
+  ExpectOneLine(Ctl({"evict", "\xff"}), "no job is called '?'");
+  ExpectOneLine(Ctl({"budget", "set", "--user", "\x1b[2J", "--gpu", "1GiB"}),
+                "there is no user '?[2J'");
+  ExpectOneLine(Ctl({"bandwidth", "measure", "--seconds", "nan"}),
+                "'nan' is no number from 0.1 to 60");
 }
 
 TEST(SluicectlCli, AMissingAdminSocketIsOneErrorLine) {

@@ -1,5 +1,6 @@
 #include "daemon/runtime/runtime_dir.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -61,7 +62,19 @@ TEST(RuntimeLock, TheLockMakesAFolderForAllUsersWhateverTheUmask) {
   umask(before);
   struct stat info = {};
   ASSERT_EQ(stat(made.c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 0777, 0755);
+  EXPECT_EQ(info.st_mode & 0777, 0711);
+}
+
+TEST(RuntimeLock, NoOtherUserCanLockTheFolder) {
+  if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
+  testing::TempDir directory;
+  ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
+  ASSERT_THAT(RuntimeLock::Take(directory.path()), IsOk());
+  testing::Child::Fork([&] {
+    ASSERT_EQ(setuid(4321), 0);
+    EXPECT_LT(open(directory.path().c_str(), O_RDONLY), 0);
+    EXPECT_EQ(access(directory.path().c_str(), X_OK), 0);
+  })->ExpectSuccess();
 }
 
 // Guards against a lock on a file that the lock's last holder has removed: no

@@ -38,6 +38,13 @@ absl::Status CheckSocket(const std::string& path) {
                   path));
 }
 
+// A protobuf string is UTF-8, or the call fails without a reason.
+absl::Status CheckName(const char* what, const std::string& name) {
+  if (Printable(name) == name) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      fmt::format("no {} is called '{}'", what, Printable(name)));
+}
+
 // gRPC's message if it did not execute a call because all threads were busy.
 constexpr const char* kServerIsBusy = "Server Threadpool Exhausted";
 
@@ -97,7 +104,8 @@ std::string OwnName() {
   const std::string name =
       entry != nullptr ? entry->pw_name : std::to_string(getuid());
   const char* before = std::getenv("SUDO_USER");
-  return before != nullptr ? fmt::format("{} ({})", name, before) : name;
+  return Printable(before != nullptr ? fmt::format("{} ({})", name, before)
+                                     : name);
 }
 
 }  // namespace
@@ -116,6 +124,8 @@ absl::StatusOr<std::string> ReadStatus(const std::string& admin_socket) {
 absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
                                        const BudgetTarget& target,
                                        const BudgetLimits& limits) {
+  SLUICE_RETURN_IF_ERROR(CheckName("cgroup", target.cgroup));
+  SLUICE_RETURN_IF_ERROR(CheckName("job", target.job));
   admin::SetBudgetRequest request;
   if (target.uid) {
     request.set_uid(*target.uid);
@@ -134,6 +144,7 @@ absl::StatusOr<BudgetLimits> SetBudget(const std::string& admin_socket,
 
 absl::Status Reserve(const std::string& admin_socket,
                      const Reservation& reservation) {
+  SLUICE_RETURN_IF_ERROR(CheckName("cgroup", reservation.cgroup));
   admin::ReserveRequest request;
   request.set_uid(reservation.uid);
   request.set_cgroup(reservation.cgroup);
@@ -188,6 +199,7 @@ absl::StatusOr<bool> ForgetLinks(const std::string& admin_socket) {
 
 absl::StatusOr<Evicted> Evict(const std::string& admin_socket,
                               const Eviction& eviction) {
+  SLUICE_RETURN_IF_ERROR(CheckName("job", eviction.job));
   admin::EvictRequest request;
   request.set_job(eviction.job);
   if (eviction.uid) request.set_uid(*eviction.uid);

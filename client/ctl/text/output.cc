@@ -13,6 +13,7 @@
 #include <filesystem>
 
 #include "proto/base/status.h"
+#include "proto/base/text.h"
 #include "proto/base/unique_fd.h"
 #include "proto/base/whole_io.h"
 
@@ -53,7 +54,8 @@ mode_t PlainMode() {
 }  // namespace
 
 int ReportError(const absl::Status& status) {
-  const std::string line = "error: " + std::string(status.message()) + "\n";
+  const std::string line =
+      "error: " + Printable(std::string(status.message())) + "\n";
   std::fputs(line.c_str(), stderr);  // fmt::print throws if stderr is closed
   const bool bad_input =
       absl::IsInvalidArgument(status) || absl::IsNotFound(status);

@@ -18,6 +18,8 @@ TEST(Printable, ControlCharactersAreReplaced) {
   // A terminal takes U+009B, which is two bytes in UTF-8, as the start of a
   // command.
   EXPECT_EQ(Printable("a\u009b1m\u0085"), "a??1m??");
+  // U+202E turns round what follows: "kill 321" could be shown for "kill 123".
+  EXPECT_EQ(Printable("a\u202eb\u2066\u2028"), "a???b??????");
 }
 
 // Guards against a text that is cut within a character. The reader of a packet
