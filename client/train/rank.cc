@@ -390,8 +390,22 @@ class RankRun {
                                                   at::kCPU);
       if (environment_.launcher_pid == 0)
         SLUICE_RETURN_IF_ERROR(OpenLine(*host));
+      SLUICE_RETURN_IF_ERROR(CompareFlags(host.get()));
     }
     return WithMemory(c, host.get());
+  }
+
+  // Refuses ranks that torchrun, srun or a user started with other flags: they
+  // would wait for one another, or train something else without a word.
+  absl::Status CompareFlags(runtime::Collectives* host) const {
+    const std::string& own = options_.shared_flags;
+    SLUICE_ASSIGN_OR_RETURN(const std::string first, ShareText(host, own, 0));
+    // ShareText cuts a long text.
+    if (own.starts_with(first)) return runtime::Agree(host, absl::OkStatus());
+    return runtime::Agree(
+        host, BadInput("this rank has the flags {}, rank 0 has {}: give all "
+                       "ranks the same",
+                       own, first));
   }
 
   // Connects line_. Without our launcher, ranks may be on several nodes.

@@ -162,6 +162,26 @@ Json Block(const runtime::BlockRecord& r) {
           {"segment", std::string(r.segment)}};
 }
 
+// Opens an output file. Refuses a pipe without a reader, because waiting for
+// one could not be interrupted.
+absl::StatusOr<UniqueFd> OpenToAppend(const std::string& flag,
+                                      const std::string& path) {
+  UniqueFd fd(open(path.c_str(),
+                   O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK,
+                   0666));
+  if (fd) {
+    fcntl(fd.get(), F_SETFL, O_APPEND);  // writes to a full pipe wait
+    return fd;
+  }
+  const int error = errno;
+  return BadInputOfErrno(
+      error, fmt::format("{} {}: {}; name a file in a folder that can be "
+                         "written",
+                         flag, path,
+                         error == ENXIO ? "nothing reads from it"
+                                        : std::strerror(error)));
+}
+
 // Elements searched at a time; their mask must fit into a HostScope.
 constexpr int64_t kPiece = 1 << 20;
 
@@ -263,13 +283,7 @@ absl::StatusOr<std::unique_ptr<JsonlFile>> JsonlFile::Open(
     const std::string& path) {
   std::unique_ptr<JsonlFile> file(new JsonlFile());
   file->path_ = path;
-  file->fd_ = UniqueFd(
-      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!file->fd_) {
-    const int error = errno;
-    return BadInputOfErrno(
-        error, fmt::format("--log-jsonl {}: {}", path, std::strerror(error)));
-  }
+  SLUICE_ASSIGN_OR_RETURN(file->fd_, OpenToAppend("--log-jsonl", path));
   return file;
 }
 
@@ -344,16 +358,7 @@ absl::Status WriteTrace(const std::string& path, const std::string& text) {
 
 absl::Status CheckTracePath(const std::string& path) {
   const bool was_there = access(path.c_str(), F_OK) == 0;
-  const UniqueFd fd(
-      open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666));
-  if (!fd) {
-    const int error = errno;
-    return BadInputOfErrno(
-        error,
-        fmt::format(
-            "--trace {}: {}; name a file in a folder that can be written", path,
-            std::strerror(error)));
-  }
+  SLUICE_RETURN_IF_ERROR(OpenToAppend("--trace", path).status());
   if (!was_there) unlink(path.c_str());
   return absl::OkStatus();
 }

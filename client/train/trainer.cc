@@ -77,13 +77,14 @@ class Trainer {
     return absl::OkStatus();
   }
 
-  // A resumed run keeps the saved settings, if all ranks have them.
+  // A run that is resumed with the same flags keeps its settings, if all ranks
+  // have them.
   absl::Status Choose() {
     const RunOptions& o = *context_.options;
     if (o.method != Method::kSluice) return absl::OkStatus();
     if (o.chunk > 0 && o.rerun.has_value()) return absl::OkStatus();
     std::optional<stream::Settings> saved;
-    if (resumed_.has_value()) saved = resumed_->LoadSettings();
+    if (resumed_.has_value()) saved = resumed_->LoadSettings(context_);
     SLUICE_ASSIGN_OR_RETURN(
         const bool all,
         runtime::AllAgree(context_.collectives, saved.has_value()));
@@ -95,14 +96,7 @@ class Trainer {
       SLUICE_ASSIGN_OR_RETURN(settings,
                               ChooseSettings(context_, report_->settings_why));
     }
-    chosen_ = o;
-    chosen_.chunk = settings.chunk;
-    chosen_.prefetch = settings.prefetch;
-    chosen_.order = settings.order;
-    chosen_.resident = settings.resident;
-    chosen_.rerun_layers = settings.rerun_layers;
-    chosen_.rerun_chunks = settings.rerun_chunks;
-    chosen_.kept = settings.kept;
+    chosen_ = WithSettings(o, settings);
     context_.options = &chosen_;
     return absl::OkStatus();
   }

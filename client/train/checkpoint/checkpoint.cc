@@ -483,11 +483,18 @@ absl::StatusOr<runtime::SavedPlan> Checkpoint::LoadPlan(
                   Rank(static_cast<uint64_t>(rank)));
 }
 
-std::optional<stream::Settings> Checkpoint::LoadSettings() const {
+std::optional<stream::Settings> Checkpoint::LoadSettings(
+    const StepperContext& context) const {
   if (state.ranks != world_size) return std::nullopt;
   const auto text = ReadFile(PlanFile(path, rank, world_size));
   if (!text.ok()) return std::nullopt;
-  return SettingsOf(TextField(Json::parse(*text, nullptr, false), "key"));
+  const std::string key = TextField(Json::parse(*text, nullptr, false), "key");
+  const std::optional<stream::Settings> settings = SettingsOf(key);
+  if (!settings.has_value()) return std::nullopt;
+  const RunOptions as_before = WithSettings(*context.options, *settings);
+  StepperContext then = context;
+  then.options = &as_before;
+  return KeyOf(then, world_size) == key ? settings : std::nullopt;
 }
 
 absl::Status Checkpoint::LoadWeights(FlatModel& weights,

@@ -61,8 +61,10 @@ struct Checkpoint : FoundCheckpoint {
   // NotFound, with the reason: no plan was saved with this run's PlanKey.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
-  // Returns the saved plan's settings, even if the plan does not suit this run.
-  std::optional<stream::Settings> LoadSettings() const;
+  // Returns the saved plan's settings, if this run leaves them open and else
+  // has the flags and the GPU memory of the saved plan.
+  std::optional<stream::Settings> LoadSettings(
+      const StepperContext& context) const;
 };
 
 // Refuses a checkpoint of another model or dtype, and names the flag.

@@ -107,6 +107,12 @@ absl::StatusOr<std::unique_ptr<Corpus>> Corpus::Open(const Options& options) {
         own.path);
   }
   if (S_ISDIR(info.st_mode)) {
+    if (own.token_bytes > 0) {
+      return BadInput(
+          "--token-bytes {}: of the folder --data {} only text is "
+          "read, as bytes; name one .bin",
+          own.token_bytes, own.path);
+    }
     SLUICE_RETURN_IF_ERROR(corpus->AddFolder(own.path));
   } else if (own.path.ends_with(".bin") || own.token_bytes > 0) {
     SLUICE_RETURN_IF_ERROR(corpus->AddIds(own.path, info.st_size));

@@ -245,14 +245,15 @@ class Ranks {
     Signal(++forwarded_ == 1 ? signal : SIGKILL);
   }
 
-  // Returns whether a forwarded signal is the reason that the run ended early.
+  // Returns whether a signal, to this process or to a rank alone, is the reason
+  // that the run ended early.
   bool Interrupted() const {
-    if (forwarded_ == 0) return false;
-    return std::ranges::any_of(processes_, [](const RankProcess& p) {
+    return std::ranges::any_of(processes_, [this](const RankProcess& p) {
       // Without a result the rank was killed before it could catch signals, or
       // by a second signal.
-      return p.result ? p.result->interrupted
-                      : WIFSIGNALED(*p.status) && !p.ended_by_us;
+      return p.result
+                 ? p.result->interrupted
+                 : forwarded_ > 0 && WIFSIGNALED(*p.status) && !p.ended_by_us;
     });
   }
 

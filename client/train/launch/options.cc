@@ -520,6 +520,22 @@ absl::Status CheckAttention(const RunOptions& o) {
   return BadInput("--attention {}", *refusal);
 }
 
+// Returns the given flags in brackets, without those that may differ by rank.
+std::string SharedFlags(const CLI::App& app) {
+  constexpr std::string_view kOwn =
+      " allow-other-data data data-suffix device end-after gpu hbm host job "
+      "json late-after log-jsonl private ranks resume socket threads "
+      "token-bytes trace wait ";
+  std::vector<std::string> shared;
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string& name = option->get_lnames()[0];
+    const std::string word = fmt::format(" {} ", name);
+    if (option->count() == 0 || kOwn.find(word) != kOwn.npos) continue;
+    shared.push_back("--" + name + " " + option->results().back());
+  }
+  return "[" + absl::StrJoin(shared, " ") + "]";
+}
+
 }  // namespace
 
 const char* Name(Method method) {
@@ -627,6 +643,7 @@ absl::StatusOr<ParsedCommand> ParseCommandLine(
     SLUICE_RETURN_IF_ERROR(Convert(raw, o));
   }
   SLUICE_RETURN_IF_ERROR(Validate(o));
+  o.shared_flags = SharedFlags(*app.get_subcommands()[0]);
   return parsed;
 }
 

@@ -81,6 +81,7 @@ struct RunOptions {
   std::vector<int64_t> gpus;  // dealt to ranks in turn; empty: see ChooseGpus
   bool probe = false;
   bool json = false;
+  std::string shared_flags;  // as given: those that all ranks need alike
 
   int64_t sequences() const { return batch * accumulate; }  // of a step
   int64_t step_tokens() const { return sequences() * seq_len; }

@@ -241,6 +241,21 @@ absl::StatusOr<stream::Settings> ChooseSettings(const StepperContext& context,
   return chosen.settings;
 }
 
+RunOptions WithSettings(RunOptions o, const stream::Settings& settings) {
+  if (o.chunk == 0) o.chunk = settings.chunk;
+  if (o.prefetch == 0) o.prefetch = settings.prefetch;
+  if (!o.order.has_value()) o.order = settings.order;
+  if (o.rerun_layers == 0) o.rerun_layers = settings.rerun_layers;
+  o.rerun_chunks =
+      o.rerun.has_value()
+          ? stream::RerunChunks(
+                *o.rerun, stream::ChunkLayout(o.seq_len, o.chunk, 1).chunks())
+          : settings.rerun_chunks;
+  o.resident = settings.resident;
+  o.kept = settings.kept;
+  return o;
+}
+
 absl::Status ChooseOrder(const StepperContext& context, RunOptions& options,
                          std::string& why) {
   if (options.chunk == 0 || options.order.has_value()) return absl::OkStatus();

@@ -96,6 +96,9 @@ class Stepper {
 // gets one line: what was chosen, and the alternatives.
 absl::StatusOr<stream::Settings> ChooseSettings(const StepperContext& context,
                                                 std::string& why);
+// Returns the options with these settings for what the command line leaves
+// open.
+RunOptions WithSettings(RunOptions options, const stream::Settings& settings);
 
 // Returns the least HBM that a step needs besides the states, if it keeps only
 // the rows of --fractions, with the given or the first tried chunk size.

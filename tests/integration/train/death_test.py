@@ -136,6 +136,16 @@ class Death(harness.TrainTest):
         rank.communicate(timeout=harness.PATIENCE_S)
         self.assertEqual(rank.returncode, 130)
 
+    def test_a_signal_to_one_rank_interrupts_the_run(self):
+        save = self.path("saved")
+        run, log = self.start_run(self.daemon(), "told", "--ranks", "2",
+                                  "--hbm", "16MiB", "--save", save)
+        os.kill(harness.ranks_of(run.pid)[1], signal.SIGTERM)
+        _, err = run.communicate(timeout=harness.PATIENCE_S)
+        self.assertEqual(run.returncode, 130, err)
+        done = harness.lines_of(log)[-1]["step"]
+        self.assertEqual(os.listdir(save), [f"checkpoint-{done}"])
+
     def test_a_dead_ranks_memory_becomes_free(self):
         socket = self.daemon(gpus=1)
         run, _ = self.start_run(socket, "alone", "--hbm", "16MiB")

@@ -4,12 +4,15 @@
 import json
 import os
 import re
+import socket as socketlib
 import subprocess
 import unittest
 
 import harness
 
 BAD_INPUT, DOES_NOT_FIT = 2, 3
+# harness.MODEL without --chunk.
+SHAPE = harness.MODEL[:harness.MODEL.index("--chunk")]
 
 
 class Refusal(harness.TrainTest):
@@ -37,6 +40,8 @@ class Refusal(harness.TrainTest):
             (["--socket", "/no/such.sock"], "with --private a run has one"),
             ([*private, "--data", "/no/such/file"], "/no/such/file"),
             ([*private, "--data", short], "9 tokens"),
+            ([*private, "--data", self.folder, "--token-bytes", "2"],
+             "--token-bytes 2: of the folder"),
             ([*private, "--ranks", "3", "--method", "alst"], "--ranks 3"),
             ([*private, "--log-jsonl", "/no/such/log", "--data", self.text],
              "/no/such/log"),
@@ -98,6 +103,14 @@ class Refusal(harness.TrainTest):
                      "--trace")
         self.assertFalse(os.path.exists(os.path.dirname(made)))
 
+    def test_an_output_pipe_without_a_reader_is_refused(self):
+        pipe = self.path("pipe")
+        os.mkfifo(pipe)
+        for flag in ("--log-jsonl", "--trace"):
+            self.refused([*harness.MODEL, "--private", "--seq-len", "100",
+                          "--data", self.text, flag, pipe],
+                         f"{flag} {pipe}: nothing reads from it")
+
     def test_a_rank_of_torchrun_starts_no_daemon(self):
         for command, more in (("train", ["--private"]), ("check", [])):
             process = subprocess.run(
@@ -108,6 +121,24 @@ class Refusal(harness.TrainTest):
             self.assertEqual(process.returncode, BAD_INPUT, process.stderr)
             self.assertIn("starts a daemon of its own", process.stderr)
             self.assertEqual(len(process.stderr.splitlines()), 1)
+
+    def test_a_rank_with_other_flags_than_rank_0_is_refused(self):
+        socket = self.daemon()
+        for flags in (["--lr", "0.5"], ["--chunk", "64"]):
+            with socketlib.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                port = probe.getsockname()[1]
+            ranks = [self.start(
+                [harness.TRAIN, "train", *SHAPE, "--socket", socket, "--hbm",
+                 "32MiB", "--data", self.text, "--seq-len", "300", "--steps",
+                 "1", *own],
+                {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_PORT":
+                 str(port)}, stderr=subprocess.PIPE)
+                for rank, own in enumerate(([], flags))]
+            said = [rank.communicate(timeout=60)[1] for rank in ranks]
+            self.assertEqual(ranks[1].returncode, BAD_INPUT, said)
+            self.assertIn(" ".join(flags), said[1])
+            self.assertIn("give all ranks the same", said[1])
 
     def test_a_run_that_does_not_fit_names_the_memory(self):
         # A run is refused like its probe; with --deep each case does both.

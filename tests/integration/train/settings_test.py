@@ -128,6 +128,29 @@ class Settings(harness.TrainTest):
             self.assertEqual(again["settings"][name], first["settings"][name])
         self.assertIn("as before", said)
 
+    def test_a_resumed_run_obeys_its_flags_before_the_saved_settings(self):
+        save = self.path("save")
+        length = ["--seq-len", "700"]
+        first, _ = self.run_open(*length, "--steps", "1", "--save", save)
+        self.assertTrue(first["settings"]["resident"])
+        for flags, name, value in (
+                (["--prefetch", "3"], "prefetch", 3),
+                (["--chunk", "100", "--rerun", "auto"], "chunk", 100),
+                (["--no-keep"], "resident", False),
+                (["--fractions", "norm2=0"], "resident", False),
+                (["--rerun", "1", "--rerun-layers", "2"], "rerun_layers", 2)):
+            with self.subTest(flags=flags):
+                again, said = self.run_open(*length, *flags, "--steps", "2",
+                                            "--resume", save)
+                self.assertEqual(again["settings"][name], value)
+                self.assertNotIn("as before", said)
+
+    def test_a_run_goes_on_with_fewer_chunks_than_ran_again_before(self):
+        save = self.path("save")
+        self.run_open("--seq-len", "700", "--chunk", "100", "--rerun", "1",
+                      "--steps", "1", "--save", save)
+        self.run_open("--seq-len", "150", "--steps", "2", "--resume", save)
+
     def test_with_little_host_memory_the_first_chunks_run_again(self):
         flags = ["--seq-len", "1500", "--chunk", "100", "--no-keep"]
         whole, _ = self.run_open(*flags, "--alpha", "0", "--steps", "2")
