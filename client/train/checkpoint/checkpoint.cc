@@ -494,7 +494,9 @@ std::optional<stream::Settings> Checkpoint::LoadSettings(
   const RunOptions as_before = WithSettings(*context.options, *settings);
   StepperContext then = context;
   then.options = &as_before;
-  return KeyOf(then, world_size) == key ? settings : std::nullopt;
+  Json saved = Json::parse(key), now = Json::parse(KeyOf(then, world_size));
+  for (Json* const flags : {&saved, &now}) flags->erase("hbm");
+  return saved == now ? settings : std::nullopt;
 }
 
 absl::Status Checkpoint::LoadWeights(FlatModel& weights,

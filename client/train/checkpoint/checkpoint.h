@@ -61,8 +61,8 @@ struct Checkpoint : FoundCheckpoint {
   // NotFound, with the reason: no plan was saved with this run's PlanKey.
   absl::StatusOr<runtime::SavedPlan> LoadPlan(
       const StepperContext& context) const;
-  // Returns the saved plan's settings, if this run leaves them open and else
-  // has the flags and the GPU memory of the saved plan.
+  // Returns the saved plan's settings, if they suit the flags of this run,
+  // which else are the saved plan's. The GPU memory may differ.
   std::optional<stream::Settings> LoadSettings(
       const StepperContext& context) const;
 };
