@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <array>
 #include <atomic>
 #include <optional>
@@ -100,13 +99,15 @@ class Engine final : public CopyEngine {
     SLUICE_ASSIGN_OR_RETURN(
         compute_, options_.driver->AdoptStream(options_.device, native));
     stall_.UseStream(compute_);
+    awaited_ = {};
+    ++uses_;
     return absl::OkStatus();
   }
   void KnowSlack(std::vector<CopySlack> slack) override {
     slack_ = std::move(slack);
   }
   Ticket MarkCompute() override {
-    auto state = NewTicket(compute_);
+    auto state = NewTicket(compute_, -uses_);
     if (!state) return Ticket();
     const absl::Status status =
         options_.driver->RecordEvent(state->event, compute_);
@@ -117,7 +118,7 @@ class Engine final : public CopyEngine {
   Ticket Enqueue(CopyRequest request) override;
   absl::Status Wait(const Ticket& ticket) override {
     const auto& state = TicketAccess::StateOf(ticket);
-    if (!state) return fault_.Get();
+    if (!state || IsCovered(*state)) return fault_.Get();
     fault_.Keep(stall_.Begin());
     fault_.Keep(WaitOnCompute(*state));
     fault_.Keep(stall_.End());
@@ -145,10 +146,15 @@ class Engine final : public CopyEngine {
   using State = TicketAccess::State;
 
   // Returns null, and keeps the fault, if no event is available.
-  std::shared_ptr<State> NewTicket(device::Stream stream) {
-    auto state = TicketAccess::New(pool_, stream);
+  std::shared_ptr<State> NewTicket(device::Stream stream, int64_t number) {
+    auto state = TicketAccess::New(pool_, stream, number);
     fault_.Keep(state.status());
     return state.ok() ? *std::move(state) : nullptr;
+  }
+  // Returns whether compute runs after the ticket without another wait.
+  bool IsCovered(const State& state) const {
+    return awaited_.Cover(state) ||
+           (state.stream == compute_ && state.number == -uses_);
   }
   absl::Status WaitOnCompute(const State& state);
 
@@ -157,6 +163,9 @@ class Engine final : public CopyEngine {
   Fault fault_;
   std::unique_ptr<CopyTimeline> timeline_;
   device::Stream compute_;
+  int64_t uses_ = 0;         // calls of UseStream
+  int64_t requests_ = 0;     // calls of Enqueue
+  AwaitedRequests awaited_;  // by compute_
   mutable StallClock stall_;
   std::vector<CopySlack> slack_;  // few entries, one per label
   std::array<device::Stream, 2> streams_;
@@ -203,7 +212,7 @@ Ticket Engine::Enqueue(CopyRequest request) {
   fault_.Keep(Check(request));
   const bool in = request.direction == CopyDirection::kHostToDevice;
   CopyLane& to = *lanes_[in ? 0 : 1];
-  auto state = NewTicket(to.stream());
+  auto state = NewTicket(to.stream(), ++requests_);
   if (!state) return Ticket();
   Ticket ticket = TicketAccess::Make(state);
   std::optional<absl::Duration> slack;
@@ -219,11 +228,8 @@ absl::Status Engine::WaitOnCompute(const State& state) {
   if (state.pool->closed()) return absl::OkStatus();
   SLUICE_RETURN_IF_ERROR(
       options_.driver->StreamWaitEvent(compute_, state.event));
-  // A compute mark's stream may belong to the caller and be destroyed by now.
-  if (std::ranges::count(streams_, state.stream) == 0) return absl::OkStatus();
-  // The event of a failed copy is reached too. This wait has no effect, but
-  // returns the stream's fault.
-  return options_.driver->StreamWaitEvent(state.stream, state.event);
+  awaited_.Add(state);
+  return absl::OkStatus();
 }
 
 }  // namespace

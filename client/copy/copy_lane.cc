@@ -192,11 +192,12 @@ absl::Status CopyLane::TryIssue(const Item& item, Bytes granted) {
 absl::Status CopyLane::AwaitTickets(const CopyRequest& request) {
   for (const Ticket& ticket : request.after) {
     const auto& state = TicketAccess::StateOf(ticket);
-    if (!state || state->stream == stream_) continue;
-    state->AwaitIssued();
-    if (state->IsReached()) continue;
+    if (!state || state->stream == stream_ || awaited_.Cover(*state)) continue;
+    if (state->AwaitIssued() == TicketAccess::State::kFailed) continue;
+    if (state->pool->closed()) continue;
     SLUICE_RETURN_IF_ERROR(
         options_.driver->StreamWaitEvent(stream_, state->event));
+    awaited_.Add(*state);
   }
   // After a failed copy, later copies would move bytes that never arrived.
   return fault_->Get();
@@ -231,7 +232,8 @@ absl::Status CopyLane::CopyPieces(const CopyRequest& request, Bytes left,
       copied_ += size.count();
       // Marks each slice's end but the last, which the request's ticket marks.
       if (granted == Bytes(0) && left > Bytes(0) && IsLimited()) {
-        SLUICE_ASSIGN_OR_RETURN(auto end, TicketAccess::New(pool_, stream_));
+        SLUICE_ASSIGN_OR_RETURN(
+            auto end, TicketAccess::New(pool_, stream_, /*number=*/0));
         SLUICE_RETURN_IF_ERROR(Record(*end));
         ahead_.Add(TicketAccess::Make(std::move(end)));
       }

@@ -202,6 +202,7 @@ class CopyLane {
   std::atomic<int64_t> grant_wait_ns_{0};
   std::atomic<bool> stopping_{false};
   GrantedAhead ahead_;
+  AwaitedRequests awaited_;  // by stream_
 
   Mutex mutex_;
   CondVar changed_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -66,8 +67,8 @@ struct Ticket::State {
   enum Phase : int { kPending, kRecorded, kFailed };
 
   State(std::shared_ptr<EventPool> pool, device::Event event,
-        device::Stream stream)
-      : pool(std::move(pool)), event(event), stream(stream) {}
+        device::Stream stream, int64_t number)
+      : pool(std::move(pool)), event(event), stream(stream), number(number) {}
   ~State() {
     if (event.value() != 0) pool->Return(event);
   }
@@ -95,6 +96,9 @@ struct Ticket::State {
   const std::shared_ptr<EventPool> pool;
   const device::Event event;
   const device::Stream stream;  // the stream on which the event is recorded
+  // Of a request, its position among the engine's requests, from 1 on. Of a
+  // compute mark, minus the number of UseStream calls before it.
+  const int64_t number;
   std::atomic<int> phase{kPending};
 };
 
@@ -105,15 +109,32 @@ struct TicketAccess {
   }
   // Makes a state with an event of the pool, not recorded yet.
   static absl::StatusOr<std::shared_ptr<State>> New(
-      const std::shared_ptr<EventPool>& pool, device::Stream stream) {
+      const std::shared_ptr<EventPool>& pool, device::Stream stream,
+      int64_t number) {
     SLUICE_ASSIGN_OR_RETURN(const device::Event event, pool->Take());
-    return std::make_shared<State>(pool, event, stream);
+    return std::make_shared<State>(pool, event, stream, number);
   }
   static Ticket Make(std::shared_ptr<State> state) {
     Ticket ticket;
     ticket.state_ = std::move(state);
     return ticket;
   }
+};
+
+// The requests that one stream has waited for. A copy stream reaches its
+// tickets in order, so a wait for a request covers all earlier ones.
+class AwaitedRequests {
+ public:
+  bool Cover(const TicketAccess::State& state) const {
+    const auto it = last_.find(state.stream);
+    return it != last_.end() && state.number <= it->second;
+  }
+  void Add(const TicketAccess::State& state) {
+    if (state.number > 0) last_[state.stream] = state.number;
+  }
+
+ private:
+  std::map<device::Stream, int64_t> last_;
 };
 
 }  // namespace sluice::client

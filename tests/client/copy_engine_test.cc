@@ -95,6 +95,23 @@ TEST_F(CopyEngineTest, AWaitFailsIfItsCopyFailsOnTheStream) {
   EXPECT_FALSE(engine_->Wait(ticket).ok());
 }
 
+TEST_F(CopyEngineTest, AWaitThatAnEarlierWaitImpliesCallsNoDriver) {
+  Start();
+  const Ticket first = engine_->Enqueue(ToGpu(Bytes(0), MiB(1)));
+  const Ticket last = engine_->Enqueue(ToGpu(MiB(1), MiB(1)));
+  const Ticket mark = engine_->MarkCompute();
+  ASSERT_THAT(engine_->Wait(last), IsOk());
+  ASSERT_THAT(
+      engine_->Wait(engine_->Enqueue(ToHost(MiB(4), MiB(1), {mark, last}))),
+      IsOk());
+  ASSERT_THAT(node_->FailCall("StreamWaitEvent", 1), IsOk());
+  EXPECT_THAT(engine_->Wait(first), IsOk());
+  EXPECT_THAT(engine_->Wait(mark), IsOk());
+  const Ticket out = engine_->Enqueue(ToHost(MiB(5), MiB(1), {first}));
+  EXPECT_THAT(engine_->Drain(), IsOk());
+  EXPECT_FALSE(engine_->Wait(out).ok()) << "no wait implies this one";
+}
+
 TEST_F(CopyEngineTest, NothingIsCopiedAfterAFailure) {
   Start();
   std::memset(host_, 1, MiB(8).size());

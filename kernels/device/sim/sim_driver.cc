@@ -272,15 +272,17 @@ class SimDriver final : public Driver {
     SLUICE_RETURN_IF_ERROR(node_->Enter("StreamWaitEvent"));
     SLUICE_ASSIGN_OR_RETURN(const auto copies, FindStream(stream));
     SLUICE_ASSIGN_OR_RETURN(auto record, LatestRecord(event));
-    if (record == nullptr || record->done()) return absl::OkStatus();
+    if (record == nullptr) return absl::OkStatus();
     if (copies != nullptr) {
-      copies->Wait(std::move(record));
+      if (!record->done()) copies->Wait(std::move(record));
       return absl::OkStatus();
     }
-    const int64_t begin = MonotonicNs();
-    record->Wait();
-    stall_ns_ += MonotonicNs() - begin;
-    return absl::OkStatus();
+    if (!record->done()) {
+      const int64_t begin = MonotonicNs();
+      record->Wait();
+      stall_ns_ += MonotonicNs() - begin;
+    }
+    return record->status();
   }
 
   absl::StatusOr<bool> QueryEvent(Event event) override {

@@ -59,7 +59,7 @@ void SimStream::Move(const Operation& operation, bool is_instant) {
 
 void SimStream::Record(std::shared_ptr<Completion> completion) {
   if (TryBegin()) {
-    completion->Finish();
+    completion->Finish(status());
     return Finish();
   }
   Push({.kind = Operation::Kind::kRecord,
@@ -125,7 +125,7 @@ void SimStream::Execute(const Operation& operation) {
                   operation.fill.size.size());
       return;
     case Operation::Kind::kRecord:
-      return operation.completion->Finish();
+      return operation.completion->Finish(status());
     case Operation::Kind::kWait:
       if (operation.completion->done()) return;
       operation.completion->Wait();

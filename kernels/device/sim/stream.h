@@ -10,6 +10,7 @@
 #include <deque>
 #include <memory>
 #include <thread>
+#include <utility>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -31,18 +32,22 @@ class Completion {
     return now;
   }
   bool done() const { return done_.load(std::memory_order_acquire) != 0; }
-  void Finish() {
+  // `status` is the fault of the stream that completes.
+  void Finish(absl::Status status = absl::OkStatus()) {
+    status_ = std::move(status);
     time_ns_ = MonotonicNs();
     done_.store(1, std::memory_order_release);
     done_.notify_all();
   }
   void Wait() const { done_.wait(0, std::memory_order_acquire); }
 
-  // Returns the monotonic time at which Finish was called. REQUIRES: done().
+  // Return the monotonic time and the status of Finish. REQUIRES: done().
   int64_t time_ns() const { return time_ns_; }
+  const absl::Status& status() const { return status_; }
 
  private:
-  int64_t time_ns_ = 0;  // written before done() returns true
+  absl::Status status_;  // written before done() returns true, as time_ns_ is
+  int64_t time_ns_ = 0;
   std::atomic<uint32_t> done_{0};
 };
 

@@ -52,6 +52,7 @@ absl::Status CopyThereAndBack(Session& session, Region& gpu, Region& host) {
                          .pieces = {{gpu.data(), host.data(), MiB(1)}},
                          .after = {engine->MarkCompute()}});
     SLUICE_RETURN_IF_ERROR(engine->Wait(in));
+    SLUICE_CHECK(in.done());
     SLUICE_CHECK(gpu.data()[MiB(1).count() - 1] == std::byte(round));
     const Ticket out = engine->Enqueue(
         {.direction = CopyDirection::kDeviceToHost,
@@ -187,7 +188,7 @@ constexpr Fault kOfRanks[] = {{"Devices", true},
                               {"RecordEvent", true},
                               {"ElapsedTime", false},
                               {"StreamWaitEvent", true},
-                              // A failed query only causes one more wait.
+                              // `done` is then true.
                               {"QueryEvent", false},
                               {"SynchronizeEvent", true},
                               {"SynchronizeStream", true},
