@@ -142,7 +142,8 @@ TEST_F(StreamIo, AFetchedSlotIsNotRefilledBeforeItsLastUse) {
   const at::Tensor chunk = (*slot)->Take({kNumbers}, at::kFloat);
   // The slot's last use is a copy out, as for dq, so the slot waits for the
   // copy.
-  fetches.Done(StagingRing::SendNow(*engine_, chunk, host_[2], "back"));
+  fetches.Done(StagingRing::SendNow(*engine_, chunk, host_[2],
+                                    engine_->MarkCompute(), "back"));
   ASSERT_THAT(fetches.Next(), IsOk());
   ASSERT_THAT(engine_->Drain(), IsOk());
   EXPECT_EQ(reinterpret_cast<float*>(host_[2].data)[kNumbers - 1], 1);
@@ -160,7 +161,8 @@ TEST_F(StreamIo, ASlotToWhichNothingIsFetchedWaitsForItsLastUseToo) {
     ASSERT_THAT(slot, IsOk());
     const at::Tensor chunk = (*slot)->Take({kNumbers}, at::kFloat);
     chunk.fill_(float(k));
-    fetches.Done(StagingRing::SendNow(*engine_, chunk, host_[k], "back"));
+    fetches.Done(StagingRing::SendNow(*engine_, chunk, host_[k],
+                                      engine_->MarkCompute(), "back"));
   }
   ASSERT_THAT(engine_->Drain(), IsOk());
   EXPECT_EQ(reinterpret_cast<float*>(host_[0].data)[kNumbers - 1], 0);

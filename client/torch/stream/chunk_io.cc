@@ -100,10 +100,10 @@ void StagingRing::Send(const at::Tensor& from, ChunkBuffer& to,
   AddUnique(buffers_, &to);
 }
 
-void StagingRing::Flush(const char* label) {
+Ticket StagingRing::Flush(const char* label) {
+  const Ticket computed = copies_->MarkCompute();
   CopyRequest request{
-      CopyDirection::kDeviceToHost, std::move(pieces_), {}, label};
-  request.after.push_back(copies_->MarkCompute());
+      CopyDirection::kDeviceToHost, std::move(pieces_), {computed}, label};
   for (ChunkBuffer* buffer : buffers_) request.after.push_back(buffer->read);
   pieces_.clear();
   if (!request.pieces.empty()) {
@@ -112,16 +112,18 @@ void StagingRing::Flush(const char* label) {
     slots_[current_].last_use_ = sent;
   }
   buffers_.clear();
+  return computed;
 }
 
 Ticket StagingRing::SendNow(client::CopyEngine& copies, const at::Tensor& from,
-                            ChunkBuffer& to, const char* label) {
+                            ChunkBuffer& to, const Ticket& computed,
+                            const char* label) {
   const int64_t size = static_cast<int64_t>(from.nbytes());
   SLUICE_CHECK(from.is_contiguous() && size == to.size && !to.resident);
   CopyRequest request{CopyDirection::kDeviceToHost, {}, {}, label};
   Append(request.pieces, to.data,
          static_cast<const std::byte*>(from.data_ptr()), size);
-  request.after = {copies.MarkCompute(), to.read};
+  request.after = {computed, to.read};
   to.written = copies.Enqueue(std::move(request));
   return to.written;
 }

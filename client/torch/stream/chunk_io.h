@@ -95,11 +95,14 @@ class StagingRing : public Ring {
   // Queues contiguous `from` (in the current slot) for `to`, at `offset`. Does
   // nothing if `to` is resident.
   void Send(const at::Tensor& from, ChunkBuffer& to, int64_t offset = 0);
-  // Sends what is queued, after the compute enqueued so far.
-  void Flush(const char* label);
-  // Sends `from`, memory outside the ring, and returns the ticket of that copy.
+  // Sends what is queued, after the compute enqueued so far, and returns the
+  // mark of that compute.
+  client::Ticket Flush(const char* label);
+  // Sends `from`, memory outside the ring that is computed once `computed` is
+  // reached, and returns the ticket of that copy.
   static client::Ticket SendNow(client::CopyEngine& copies,
                                 const at::Tensor& from, ChunkBuffer& to,
+                                const client::Ticket& computed,
                                 const char* label);
 
  private:

@@ -156,7 +156,7 @@ class AttentionBackward {
         take(*inner, !keys_outer_, InnerOf(blocks_[next_]));
         SLUICE_RETURN_IF_ERROR(RunBlock(blocks_[next_], keys, queries));
       }
-      outer_fetches_.Done();
+      outer_fetches_.Done(computed_);
       SLUICE_RETURN_IF_ERROR(finished(m));
     }
     return absl::OkStatus();
@@ -225,19 +225,20 @@ class AttentionBackward {
           at::kFloat));
     }
     Compute(block, keys, queries, gradients);
-    inner_fetches_.Done();
+    computed_ = state_.copies().MarkCompute();
+    inner_fetches_.Done(computed_);
     if (block.mask() == stream::Mask::kCausal) {
-      gradients_.Done();
+      gradients_.Done(computed_);
       return absl::OkStatus();
     }
     sent_[inner] = OuterOf(block);
     // Copies out run in order, so the last one's ticket covers the others.
-    client::Ticket last_use = state_.copies().MarkCompute();
+    client::Ticket last_use = computed_;
     for (size_t i = 0; i < gradients.size(); ++i) {
       ChunkBuffer& to = state_.store.scratch(summed_[i], inner);
       if (to.resident || to.size == 0) continue;
       last_use = StagingRing::SendNow(state_.copies(), gradients[i], to,
-                                      "gradients of inner chunk");
+                                      computed_, "gradients of inner chunk");
     }
     gradients_.Done(last_use);
     return absl::OkStatus();
@@ -291,6 +292,7 @@ class AttentionBackward {
   const std::vector<stream::Block> blocks_;
   const std::vector<stream::Class> summed_;  // of the inner side
   size_t next_ = 0;                          // of blocks_
+  client::Ticket computed_;                  // marks the last block
   // For each inner chunk, the last outer chunk after which its sums were sent.
   std::vector<int64_t> sent_;
   Fetches outer_fetches_, inner_fetches_;

@@ -301,8 +301,7 @@ class Backward {
       if (sizes[0] > 0) Projections(m, x, dx2, norm1, d, dx);
     }
     state_.staging().Send(dx, gradient_.chunk(m));
-    state_.staging().Flush("dX out");
-    inputs.Done();
+    inputs.Done(state_.staging().Flush("dX out"));
     return absl::OkStatus();
   }
 

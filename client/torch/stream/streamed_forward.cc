@@ -59,7 +59,7 @@ class Forward {
       state_.staging().Send(heads.lse, state_.store.saved(layer_, kLse, m));
       state_.staging().Flush("o, lse out");
     }
-    if (output_ != nullptr) SLUICE_RETURN_IF_ERROR(Post(m, x, heads));
+    if (output_ != nullptr) return Post(m, x, heads);
     inputs_.Done();
     return absl::OkStatus();
   }
@@ -116,7 +116,7 @@ class Forward {
     residual.Store(0, x2);
     residual.Send(state_.staging());
     FeedForward(m, x2);
-    state_.staging().Flush("layer out");
+    inputs_.Done(state_.staging().Flush("layer out"));
     return absl::OkStatus();
   }
 

@@ -107,8 +107,7 @@ class Step {
         if (x.size(0) > 0) LossOf(x, LabelsOf(group), dx);
       }
       SendGroup(group, dx, hidden);
-      state_.staging().Flush("dY out");
-      inputs.Done();
+      inputs.Done(state_.staging().Flush("dY out"));
     }
     return absl::OkStatus();
   }
