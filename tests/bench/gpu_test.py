@@ -34,7 +34,7 @@ class Gpu(unittest.TestCase):
                  # A small workspace of cuBLAS, so that leases may be small.
                  "CUBLAS_WORKSPACE_CONFIG": ":1024:1",
                  "LD_PRELOAD": os.path.join(FAKES, "libcudart.so.13"),
-                 "SLUICE_FAKE_CUDA": f"{fakes},node={self.folder}"})
+                 "SLUICE_FAKE_CUDA": f"{fakes},counts=1,node={self.folder}"})
         with open(out, encoding="utf-8") as file:
             entries = json.load(file)
         return (ended.returncode,
@@ -46,6 +46,7 @@ class Gpu(unittest.TestCase):
         status, rows, failed = self.dry_run()
         self.assertEqual((status, failed), (0, []))
         for row in ("sluice-train, 64K tokens, alst",
+                    "sluice-train, launches and calls per chunk",
                     "sluice-train, 256K tokens, sluice",
                     "sluice-train, 16K tokens, sluice",
                     "Python, 256 tokens, checkpointing, cuDNN, pinned inputs",

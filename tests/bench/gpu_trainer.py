@@ -10,6 +10,7 @@ model and a memory for the fakes.
 """
 
 import os
+import re
 import statistics
 
 import figures
@@ -48,6 +49,7 @@ RUNS = {
                     {"sluice, keys outer": ["--backward-order", "keys"],
                      "sluice, queries outer": ["--backward-order", "queries"]}),
 }
+FAKES = "SLUICE_FAKE_CUDA"  # the environment variable of tests/fake_cuda
 SMALL_METHODS = {"64K tokens": {"keep-all": [], "recompute": [], "alst": [],
                                 "sluice": ["--chunk", "64"]}}
 
@@ -68,6 +70,22 @@ def rates(folder, runtime, rounds, flags, methods):
     return found
 
 
+def calls_per_chunk(folder, runtime):
+    """Returns [launches, other calls of the driver] of a warm step of 4 chunks,
+    per chunk, as the fakes count them (counts=1)."""
+    node_of_fakes = re.search(r"\bnode=([^,]+)", os.environ[FAKES])[1]
+    counts = []
+    for steps in (STEPS, STEPS + 1):
+        node.train(folder, runtime, ["--device", "cuda", *SMALL, "--method",
+                                     "sluice", "--chunk", "64"], steps, __file__)
+        with open(os.path.join(node_of_fakes, "counts"),
+                  encoding="utf-8") as file:
+            line = [each for each in file if each.startswith("sluice-train ")][-1]
+        counts.append([int(re.search(rf"\b{of}=(\d+)", line)[1])
+                       for of in ("launches", "other_calls")])
+    return [(after - before) / 4 for before, after in zip(*counts)]
+
+
 def main():
     parser = figures.parser(__doc__)
     parser.add_argument("length", choices=RUNS)
@@ -81,6 +99,12 @@ def main():
     results = figures.Results(arguments.json, arguments.small)
     with node.daemon(os.path.abspath(arguments.bin), config) as runtime:
         found = rates(arguments.bin, runtime, rounds, flags, methods)
+        calls = (calls_per_chunk(arguments.bin, runtime)
+                 if arguments.small and arguments.length == "64K tokens"
+                 and "counts=1" in os.environ.get(FAKES, "") else None)
+    if calls:
+        results.add("sluice-train, launches and calls per chunk", sum(calls),
+                    "calls", f"{calls[0]:.0f} launches, {calls[1]:.0f} others")
     for method, rate in found.items():
         results.add(f"sluice-train, {arguments.length}, {method}",
                     statistics.median(rate) if rate else 0.0, "tokens/s",

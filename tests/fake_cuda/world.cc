@@ -68,10 +68,18 @@ void World::NoteWait() { ++(gettid() == getpid() ? main_waits : other_waits); }
 void World::TellCounts() const {
   std::vector<int> devices;
   for (const auto& [device, state] : contexts) devices.push_back(device);
+  // Calls of cuCtx… change the thread that calls, and no GPU.
+  int64_t launches = 0, others = 0;
+  for (const auto& [name, count] : calls) {
+    if (name.starts_with("cuCtx")) continue;
+    const bool launch = name == "cuLaunchKernel" || !name.starts_with("cu");
+    (launch ? launches : others) += count;
+  }
   std::ofstream(store.folder() + "/counts", std::ios::app) << fmt::format(
-      "{} main_waits={} other_waits={} pageable_copies={} contexts={}\n",
+      "{} main_waits={} other_waits={} pageable_copies={} launches={} "
+      "other_calls={} contexts={}\n",
       program_invocation_short_name, main_waits, other_waits, pageable_copies,
-      fmt::join(devices, ","));
+      launches, others, fmt::join(devices, ","));
 }
 
 void World::Lose(ContextState& context, const char* why) {
