@@ -14,7 +14,7 @@ class GrantedAheadTest : public ::testing::Test {
  protected:
   void Add() {
     ends_.push_back(std::make_shared<TicketAccess::State>(
-        nullptr, device::Event(), device::Stream()));
+        nullptr, device::Event(), device::Stream(), /*number=*/0));
     ahead_.Add(TicketAccess::Make(ends_.back()));
   }
   // Adds copies until there is no room. Returns how many it added.
