@@ -58,9 +58,6 @@ absl::StatusOr<Context> Contexts::Any() {
 absl::StatusOr<ContextScope> ContextScope::Enter(
     const LoadedLibrary* library, absl::StatusOr<Context> context) {
   if (!context.ok()) return context.status();
-  Context current = nullptr;
-  SLUICE_CUDA(library, cuCtxGetCurrent, "", &current);
-  if (current == *context) return ContextScope(nullptr);
   SLUICE_CUDA(library, cuCtxPushCurrent_v2, "", *context);
   return ContextScope(library);
 }

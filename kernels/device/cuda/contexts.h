@@ -61,7 +61,7 @@ class ContextScope {
 
  private:
   explicit ContextScope(const LoadedLibrary* library) : library_(library) {}
-  const LoadedLibrary* library_;  // null: the context was current already
+  const LoadedLibrary* library_;
 };
 
 }  // namespace sluice::device::cuda
