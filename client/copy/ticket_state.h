@@ -96,7 +96,7 @@ struct Ticket::State {
   const std::shared_ptr<EventPool> pool;
   const device::Event event;
   const device::Stream stream;  // the stream on which the event is recorded
-  // Of a request, its position among the engine's requests, from 1 on. Of a
+  // For a request, its position among the engine's requests, from 1 on; for a
   // compute mark, minus the number of UseStream calls before it.
   const int64_t number;
   std::atomic<int> phase{kPending};

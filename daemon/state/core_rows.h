@@ -43,8 +43,8 @@ class CoreRows {
 
 // Returns the saved state of a core. What has no rows is taken from `fresh`,
 // the state of a core of the same node without sessions. InvalidArgument, in
-// one line: the bytes were not written by a daemon. FailedPrecondition: jobs use
-// a pool that `fresh` does not have.
+// one line: the bytes were not written by a daemon. FailedPrecondition: jobs
+// use a pool that `fresh` does not have.
 absl::StatusOr<CoreState> ReadCore(const StateFile::Contents& contents,
                                    CoreState fresh);
 

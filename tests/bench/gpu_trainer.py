@@ -77,10 +77,12 @@ def calls_per_chunk(folder, runtime):
     counts = []
     for steps in (STEPS, STEPS + 1):
         node.train(folder, runtime, ["--device", "cuda", *SMALL, "--method",
-                                     "sluice", "--chunk", "64"], steps, __file__)
+                                     "sluice", "--chunk", "64"], steps,
+                   __file__)
         with open(os.path.join(node_of_fakes, "counts"),
                   encoding="utf-8") as file:
-            line = [each for each in file if each.startswith("sluice-train ")][-1]
+            line = [each for each in file
+                    if each.startswith("sluice-train ")][-1]
         counts.append([int(re.search(rf"\b{of}=(\d+)", line)[1])
                        for of in ("launches", "other_calls")])
     return [(after - before) / 4 for before, after in zip(*counts)]

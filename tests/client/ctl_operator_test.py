@@ -262,7 +262,7 @@ class Umask(Node):
 
     def test_the_starters_umask_does_not_change_file_modes(self):
         self.start(umask=0o077)
-        for path, mode in (("", 0o755), ("/sim", 0o755),
+        for path, mode in (("", 0o711), ("/sim", 0o755),
                            ("/session.sock", 0o666),
                            ("/sim/node.state", 0o644), ("/sim/gpu0", 0o666)):
             found = os.stat(self.run_dir + path).st_mode & 0o777

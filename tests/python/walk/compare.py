@@ -23,9 +23,9 @@ import torch
 from .plain import Step, norm
 
 LEAST = 1e-5
-# Two attentions whose gradients, all together, differ by more than this do not
-# only round differently: they compute different things (one of them ignores a
-# window, for example). One small gradient alone may differ by more.
+# If all gradients together differ by more than this between two attentions,
+# these do not only round differently: they compute different things (one of
+# them ignores a window, for example). One small gradient may differ by more.
 DISAGREE = 1e-3
 TIMES_OWN = 5.0
 NEGLIGIBLE = 1e-6
