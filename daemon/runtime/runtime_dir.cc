@@ -87,7 +87,8 @@ absl::Status MakeOwnDirectory(const std::string& directory,
   std::error_code error;
   if (!std::filesystem::is_directory(directory, error)) {
     // Every user may enter the folder, whatever the umask is: the sockets in it
-    // have their own modes. No other user may read it (Take).
+    // have their own modes. No other user may read it, because a user that may
+    // read a folder may lock it, and no daemon would start.
     const mode_t before = umask(066);
     std::filesystem::create_directories(directory, error);
     umask(before);
@@ -114,12 +115,7 @@ absl::StatusOr<RuntimeLock> RuntimeLock::Take(const std::string& directory,
   if (of.locks_folder) {
     folder =
         UniqueFd(open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    struct stat info;
-    if (!folder || fstat(folder.get(), &info) != 0) {
-      return ErrnoStatus(errno, fmt::format("open {}", directory));
-    }
-    // A user that may read the folder may lock it, and no daemon would start.
-    fchmod(folder.get(), info.st_mode & 07733);
+    if (!folder) return ErrnoStatus(errno, fmt::format("open {}", directory));
     // Some network file systems cannot lock folders: the file's lock suffices.
     if (flock(folder.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
       return taken();

@@ -381,8 +381,9 @@ IdleGpus WhyIdle(const Request& request, const GivenSettings& given,
   idle.by_heads = more.global_batch != request.global_batch;
   if (!idle.by_heads) return idle;
   const absl::StatusOr<Estimate> best = BestEstimate(more, given);
-  const bool none_idle = best.ok() && best->settings.gpus() == request.gpus;
-  if (none_idle) idle.batch = more.global_batch;
+  if (best.ok() && best->fits && best->settings.gpus() == request.gpus) {
+    idle.batch = more.global_batch;
+  }
   return idle;
 }
 

@@ -30,7 +30,7 @@ size_t PrintableAt(std::string_view text) {
   // 0xa0 are control characters; an encoding longer than needed is invalid.
   constexpr uint32_t kLeast[] = {0, 0, 0xa0, 0x800, 0x10000};
   const bool surrogate = code >= 0xd800 && code < 0xe000;
-  const bool steers = code == 0x200e || code == 0x200f ||
+  const bool steers = code == 0x61c || code == 0x200e || code == 0x200f ||
                       (code >= 0x2028 && code < 0x202f) ||
                       (code >= 0x2066 && code < 0x206a);
   return code >= kLeast[size] && code <= 0x10ffff && !surrogate && !steers

@@ -69,11 +69,12 @@ TEST(RuntimeLock, NoOtherUserCanLockTheFolder) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   testing::TempDir directory;
   ASSERT_EQ(chmod(directory.path().c_str(), 0755), 0);
-  ASSERT_THAT(RuntimeLock::Take(directory.path()), IsOk());
+  const std::string made = directory.File("run");
+  ASSERT_THAT(RuntimeLock::Take(made), IsOk());
   testing::Child::Fork([&] {
     ASSERT_EQ(setuid(4321), 0);
-    EXPECT_LT(open(directory.path().c_str(), O_RDONLY), 0);
-    EXPECT_EQ(access(directory.path().c_str(), X_OK), 0);
+    EXPECT_LT(open(made.c_str(), O_RDONLY), 0);
+    EXPECT_EQ(access(made.c_str(), X_OK), 0);
   })->ExpectSuccess();
 }
 

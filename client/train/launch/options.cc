@@ -523,9 +523,9 @@ absl::Status CheckAttention(const RunOptions& o) {
 // Returns the given flags in brackets, without those that may differ by rank.
 std::string SharedFlags(const CLI::App& app) {
   constexpr std::string_view kOwn =
-      " allow-other-data data data-suffix device end-after gpu hbm host job "
-      "json late-after log-jsonl private ranks resume socket threads "
-      "token-bytes trace wait ";
+      " allow-other-data attention data data-suffix device end-after gpu hbm "
+      "host job json keep-checkpoints late-after log-jsonl private ranks "
+      "resume save socket threads token-bytes trace wait ";
   std::vector<std::string> shared;
   for (const CLI::Option* option : app.get_options()) {
     const std::string& name = option->get_lnames()[0];
