@@ -108,6 +108,7 @@ CASES = {2: {
     "grouped heads": ("llama", {}, 2, alone, plain),
     "a tail shorter than the group": ("llama", {}, 2, alone, long(65)),
     "one chunk": ("llama", {}, 2, alone, long(7)),
+    "one row in the last chunk of one rank": ("llama", {}, 2, alone, long(35)),
     "as many rows as ranks": ("llama", {}, 2, alone, long(2)),
     "fewer rows than ranks": ("llama", {}, 2, alone, lambda row, i: {
         **plain(row, i, 1), "shift_labels": plain(row, i, 1)["labels"]}),

@@ -304,6 +304,26 @@ def test_a_loss_that_later_adds_a_mean_over_rows_is_exact(stream):
     assert made.head == "rows"
 
 
+def test_a_loss_that_counts_its_calls_is_called_once_per_later_step(stream):
+    """A trial in each step would move its schedule."""
+    model, calls = tiny(), []
+
+    def loss(logits, labels=None, vocab_size=None, shift_labels=None, **_):
+        calls.append(1)
+        if shift_labels is None:
+            shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        return nn.functional.cross_entropy(logits.flatten(
+            0, 1), shift_labels.flatten()) * len(calls)
+
+    model.loss_function = loss
+    stream(model)
+    run(model, batch(**LONG))
+    for _ in range(2):
+        calls[:] = [1] * 9
+        run(model, batch(**LONG))
+        assert len(calls) == 10
+
+
 def test_attention_that_becomes_bidirectional_is_refused(stream):
     model = tiny()
     model.set_attn_implementation("sdpa")

@@ -429,9 +429,11 @@ class Adapter(Model):
     def _warn_of_bypass(self, stream: Stream, layer: nn.Module, x: Any
                         ) -> None:
         """Warns once if the layer trains on x without the decoder's patch."""
-        if not self._entered and layer.training and torch.is_grad_enabled(
-                ) and isinstance(x, Tensor) and (
-                x.shape[1] >= stream.least_rows):
+        # In backward the user's checkpointing runs layers again.
+        backward = torch._C._current_graph_task_id() != -1
+        if not self._entered and not backward and layer.training and (
+                torch.is_grad_enabled() and isinstance(x, Tensor)
+                and x.dim() > 1 and x.shape[1] >= stream.least_rows):
             self._warn(f"a {type(layer).__name__} trains unstreamed: it was not"
                        f" called by the forward of {type(self.entry).__name__} "
                        "that was streamed; unstream(), change the model, and "

@@ -163,11 +163,12 @@ class LayerCall(chunked_module.ChunkedCall):
                 out = self._side.without(out)
         y = out[0] if isinstance(out, (tuple, list)) else out
         if isinstance(how, Following):
-            self.step.spared[self.module] = how.found(y)
+            self.step.spared[self.module] = how.found(y).joined(
+                self.step.spared.get(self.module))
             self._following = None
-        elif isinstance(how, Spared) and skipped_products.kinds_of(
-                y) != how.graph:
-            del self.step.spared[self.module]
+        elif isinstance(how, Spared) and self.step.ranks is None and (
+                skipped_products.kinds_of(y) not in how.graphs):
+            self._following = Following(self.module, how.conditions)
             self._spared = None
             self._restore(self._chunk)
             return self._run_sparing(x, extra)
@@ -256,6 +257,8 @@ class LayerCall(chunked_module.ChunkedCall):
         self._without_kv = False
         if not self.replays:
             return contextlib.nullcontext()
+        if self._following is not None:  # the chunk runs again
+            return self._following
         if self._spared is None:
             known = self.step.spared.get(self.module)
             conditions = skipped_products.conditions(

@@ -21,15 +21,16 @@ parameters and inputs need a gradient. A trained scale, for example, needs the
 product that it scales for its own gradient; a frozen one does not. Values that
 the conditions lack (a config, an argument, an element of the hidden states) may
 also decide what the layer does. So each replay that skips products must have a
-graph of the same kinds of nodes as the tracked one; otherwise it runs again,
-and is tracked.
+graph of the same kinds of nodes as a tracked one; otherwise it runs again, and
+is tracked. This is not asked with a group: if one rank alone ran again, its
+collectives would meet other ones.
 """
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -80,7 +81,16 @@ class Spared:
     weights: frozenset[str]
     makes_kv: bool  # whether they make attention's k or v
     conditions: tuple  # conditions() of the replay that found them
-    graph: frozenset[tuple]  # kinds_of() that replay's output
+    # kinds_of() the outputs of replays that found these products.
+    graphs: frozenset[frozenset[tuple]]
+
+    def joined(self, known: Spared | None) -> Spared:
+        """Returns this one, with the graphs of `known` if that says the same.
+        Chunks of a call may have unlike graphs: the first has no state before
+        it, and the last may have one row."""
+        if known is None or replace(known, graphs=self.graphs) != self:
+            return self
+        return replace(self, graphs=self.graphs | known.graphs)
 
     @contextlib.contextmanager
     def left_out(self, layer: nn.Module, products: Products
@@ -180,7 +190,7 @@ class Following(Mode):
             name for name, count in self._count.items()
             if count == 1 and name not in self._needed)
         return Spared(weights, not self._in_kv.isdisjoint(weights),
-                      self._conditions, kinds_of(y))
+                      self._conditions, frozenset([kinds_of(y)]))
 
     def _is_scaled(self, func: Any, args: tuple) -> bool:
         """Returns whether `func` scales by a value that needs no gradient."""
