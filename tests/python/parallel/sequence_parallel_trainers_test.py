@@ -27,7 +27,8 @@ def test_two_ranks_log_each_step_as_one_rank_does(tmp_path):
         expected = [{k: v for k, v in step.items() if k in COMPARED}
                     for step in train(make, None)]
         skipped = 2 if "resumed" in name else 0
-        assert len(expected) == STEPS + 1 - skipped and "grad_norm" in expected[0]
+        assert len(expected) == STEPS + 1 - skipped
+        assert "grad_norm" in expected[0]
         # Only rank 0 logs.
         assert_equal_logs(json.loads(
             (tmp_path / f"{name} 0.json").read_text()), expected)
