@@ -14,10 +14,13 @@ import tempfile
 import time
 import unittest
 
+sys.path.insert(0, os.path.join(os.path.dirname(
+    os.path.abspath(__file__)), "../../support"))
+import running_sluiced
+
 KEEPER, SLUICED = sys.argv.pop(), sys.argv.pop()
 STRANGER = 4321
 PATIENCE_S = 60
-NODE = '[device]\ndriver = "sim"\n[http]\nlisten = ""\n'
 
 
 def varint(number):
@@ -46,29 +49,19 @@ class Node(unittest.TestCase):
         self.addCleanup(folder.cleanup)
         os.chmod(folder.name, 0o755)
         self.run_dir = folder.name + "/run"
-        self.config = folder.name + "/sluiced.toml"
-        self.log = folder.name + "/log"
-        self.write_config("")
-
-    def write_config(self, more):
-        with open(self.config, "w", encoding="ascii") as file:
-            file.write(NODE + more)
+        self.folder = folder.name
+        self.config = running_sluiced.write_config(self.folder)
 
     def start(self):
-        arguments = ["--config", self.config]
-        with open(self.log, "wb") as log:
-            self.keeper = subprocess.Popen(
-                [KEEPER, "--runtime-dir", self.run_dir, "--program", SLUICED,
-                 "--", *arguments], stdout=subprocess.DEVNULL, stderr=log)
-        self.addCleanup(self.keeper.wait)
-        self.addCleanup(self.keeper.terminate)
-        self.until(lambda: self.status() is not None)
+        self.keeper = running_sluiced.start(
+            self, [KEEPER, "--runtime-dir", self.run_dir, "--program", SLUICED,
+                   "--", "--config", self.config],
+            end=subprocess.Popen.terminate)
 
     def until(self, true):
         end = time.monotonic() + PATIENCE_S
         while not (found := true()):
-            with open(self.log, encoding="utf-8") as log:
-                self.assertLess(time.monotonic(), end, log.read())
+            self.assertLess(time.monotonic(), end)
             time.sleep(0.05)
         return found
 
@@ -148,7 +141,8 @@ class Node(unittest.TestCase):
     def test_a_gpu_that_no_job_uses_may_be_taken_out(self):
         self.start()
         generation = self.status()["generation"]
-        self.write_config("[sim]\ngpus = 1\n")
+        running_sluiced.write_config(
+            self.folder, running_sluiced.CONFIG + "[sim]\ngpus = 1\n")
         self.keeper.send_signal(signal.SIGHUP)
         now = self.until(lambda: (now := self.status())
                          and now["generation"] != generation and now)
