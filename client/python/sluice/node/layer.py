@@ -46,6 +46,11 @@ def running() -> LayerCall | None:
     return getattr(_running, "call", None)
 
 
+def _first(out: Any) -> Any:
+    """Returns the hidden states of a layer's output."""
+    return out[0] if isinstance(out, (tuple, list)) else out
+
+
 # One call of a streamed layer: its forward over all chunks, and its backward.
 class LayerCall(chunked_module.ChunkedCall):
     def __init__(self, step: Step, layer: nn.Module, own: Callable,
@@ -161,7 +166,7 @@ class LayerCall(chunked_module.ChunkedCall):
             out = self._run(x, extra)
             if self._side is not None:
                 out = self._side.without(out)
-        y = out[0] if isinstance(out, (tuple, list)) else out
+        y = _first(out)
         if isinstance(how, Following):
             self.step.spared[self.module] = how.found(y).joined(
                 self.step.spared.get(self.module))
@@ -226,8 +231,7 @@ class LayerCall(chunked_module.ChunkedCall):
                 out = self._run(
                     x.detach()[:, part.start:part.stop].contiguous(),
                     [cut(leaf, self._rows) for leaf in self.arguments()], cache)
-            parts.compare(part, out[0] if isinstance(out, (tuple, list)) else (
-                out), y)
+            parts.compare(part, _first(out), y)
         if cache is not None:
             parts.compare_states(cache.after, self._states(), y)
         return parts.check(self.name, m, same)
@@ -294,7 +298,7 @@ class LayerCall(chunked_module.ChunkedCall):
     def _hidden_of(self, out: Any, x: Tensor) -> Tensor:
         is_tuple = isinstance(out, (tuple, list))
         self._beside = len(out) - 1 if is_tuple else None
-        hidden = out[0] if is_tuple else out
+        hidden = _first(out)
         more = [o for o in out[1:] if o is not None and not isinstance(
             o, calls.Standing)] if is_tuple else []
         if more or not isinstance(hidden, Tensor) or (
