@@ -119,7 +119,8 @@ class Reader {
     if (!fields_.ok()) return;
     // qwen2 and qwen3 have a window that is not used by default. Null means no
     // window; if the field is absent, mistral uses 4,096, and mixtral none.
-    const bool used = Flag("use_sliding_window", family.starts_with("mi"));
+    const bool is_mistral = family == "mistral" || family == "mixtral";
+    const bool used = Flag("use_sliding_window", is_mistral);
     const bool absent = family != "mixtral" && !fields_.Has("sliding_window");
     if (fields_.ok() && used && (absent || Given("sliding_window"))) {
       *status_ = absl::InvalidArgumentError(fmt::format(
